@@ -1,5 +1,4 @@
-//! Prints results: a table for people, JSON for programs. Called by every benchmark, by the
-//! simulation and by `try`.
+//! Prints results: a table for people, JSON for programs.
 
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! A source that injects faults into the calls of another source.
 //!
-//! Belongs here: choosing calls and spoiling them. Called by `stress`, by tests of the cache, and
-//! by programs that test a source or a use of the cache.
+//! Belongs here: choosing calls and spoiling them.
 
 #[cfg(test)]
 mod tests;

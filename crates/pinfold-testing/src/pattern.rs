@@ -1,7 +1,7 @@
 //! File contents that know where they belong.
 //!
 //! Belongs here: the 64-byte cell, how it is made, checked, and decoded when it is in the wrong
-//! place. Does not: what is read when (`stress`). Called by `stress`, and by tests.
+//! place. Does not: what is read when (`stress`).
 //!
 //! # A cell
 //! Eight little-endian words of 64 bits:

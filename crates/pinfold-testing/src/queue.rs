@@ -1,7 +1,7 @@
 //! A source that keeps what is submitted to it until the test lets it go.
 //!
-//! Belongs here: what is on its way for as long as a test wants. Called by tests of the cache. One
-//! that is dropped with requests ends them with an error, as any source does.
+//! Belongs here: what is on its way for as long as a test wants. One that is dropped with requests
+//! ends them with an error, as any source does.
 
 use std::borrow::Cow;
 use std::io;

@@ -1,8 +1,6 @@
 //! Random operations, checked against a plain vector.
 //!
 //! Belongs here: the steps, what is to be expected of each, and scripts out of plain bytes.
-//! Called by `tests/differential.rs` (proptest) and by the fuzzer, so that what either finds can
-//! be replayed by the other.
 //!
 //! # What is expected
 //! A source that nobody changes: exactly its bytes. One that is written anew: the new bytes after

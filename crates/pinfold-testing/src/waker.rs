@@ -1,6 +1,4 @@
 //! Wakers that tell whether they were woken.
-//!
-//! Called by `stress`, by tests of the cache, and by its unit tests: nothing here knows a cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -4,24 +4,24 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::borrow::Reader;
-use crate::core::Core;
-use crate::counters::Event;
+use crate::access::borrow::Reader;
+use crate::base::counters::Event;
+use crate::base::holders::PinHolder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::frame::{self, Frames, PAGE_BYTES};
-use crate::holders::PinHolder;
+use crate::file::refresh;
+use crate::frames::{self, Frames, PAGE_BYTES};
 use crate::index::NodePool;
-use crate::mapping::{Mapping, ask_len, check_len};
+use crate::mapped::swap::{Swap, SwapStats};
 use crate::options::{self, FileOptions, Options};
-use crate::pressure::Pressure;
-use crate::reclaim;
-use crate::refresh;
+use crate::pages::core::Core;
+use crate::pages::mapping::{Mapping, ask_len, check_len};
+use crate::pages::pressure::Pressure;
+use crate::pages::reclaim;
 use crate::source::{
     self, Access, Backing, EngineOptions, Identity, OpenError, Preference, Source, SourceStats,
 };
 use crate::stats::{BorrowStats, Fallbacks, Stats};
-use crate::swap::{Swap, SwapStats};
 
 /// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
 /// of a few readers at a time.
@@ -87,7 +87,7 @@ pub struct Cache {
 
 // A caught panic leaves the cache as consistent as a returned error does. None of the program's
 // code runs while the cache's state is half changed: a source is called without a lock that guards
-// any (`mapping.rs`, "Locks"), and its panics are caught there (`source/guarded.rs`). A caller that
+// any (`mapping.rs`, "Locks"), and its panics are caught there (`guarded.rs`). A caller that
 // unwinds drops its guards, pins and handles, as one that returns does. No lock is ever poisoned.
 impl UnwindSafe for Cache {}
 impl RefUnwindSafe for Cache {}
@@ -135,7 +135,7 @@ impl Cache {
         };
         let reserve = |cause| ErrorKind::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
-            frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
+            frames::OpenError::Reserve { cause, .. } => reserve(cause.into()),
             other => unreachable!("the budget was checked: {other}"),
         })?;
         let base = frames.base();
@@ -375,7 +375,7 @@ impl Cache {
     /// do to them.
     #[cfg(feature = "testing")]
     pub fn whole_runs(&self) -> (u32, u32) {
-        let free = self.core.frames.stats().free_blocks[usize::from(frame::Order::MAX.get())];
+        let free = self.core.frames.stats().free_blocks[usize::from(frames::Order::MAX.get())];
         (free, self.core.frames.whole_runs().count() as u32)
     }
 

@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::holders::PinHolder;
+use crate::base::holders::PinHolder;
+use crate::base::threads::{NotStarted, limits};
 use crate::source::{OpenError, Truncated};
-use crate::threads::{NotStarted, limits};
 
 /// Why a call failed. The cache stays usable after any error.
 ///

@@ -291,110 +291,63 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-#[cfg(not(loom))]
-mod around;
-mod borrow;
+mod access;
+mod base;
 #[cfg(not(loom))]
 mod cache;
-#[cfg(not(loom))]
-mod clients;
-#[cfg(not(loom))]
-mod completions;
-mod core;
-mod counters;
 mod error;
-mod failures;
 #[cfg(not(loom))]
 mod file;
-mod fill;
-mod fork;
-mod found;
-mod frame;
-mod freeze;
-pub mod futures;
-mod grants;
-mod guarded;
-mod handle;
-mod holders;
+mod frames;
 mod index;
-#[cfg(not(loom))]
-mod kept;
-#[cfg(not(loom))]
-mod lend;
-mod limits;
-mod many;
-mod mapping;
-mod mirror;
+mod map;
+mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, shuttle))]
 #[path = "models/whole/mod.rs"]
 mod models;
-mod mutant;
-#[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
-pub mod mutants;
 mod options;
-#[cfg(not(loom))]
-mod owned;
-mod pagemap;
-mod pieces;
-mod pin;
-mod pressure;
-#[cfg(not(loom))]
-mod ranges;
-mod read;
-mod readers;
-#[cfg(not(loom))]
-mod reading;
-mod recent;
-mod reclaim;
-#[cfg(not(loom))]
-mod refresh;
-mod residency;
-mod sizes;
+mod pages;
 pub mod source;
-mod space;
 mod stats;
-mod stream;
-mod swap;
-mod sync;
-mod task;
-mod threads;
-mod uffd;
-mod wait;
 
 #[cfg(not(loom))]
-pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
+pub use access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
+pub use access::futures;
+#[cfg(not(loom))]
+pub use access::many::ReadAt;
+pub use access::pin::{PinnedExtent, PinnedRange};
+pub use base::barrier::Barrier;
+pub use base::holders::PinHolder;
+#[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
+pub use base::mutants;
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
-#[cfg(not(loom))]
-pub use clients::{
-    ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
-};
-#[cfg(not(loom))]
-pub use completions::{Completion, Completions, Outcome};
 pub use error::{Error, ErrorKind, MapRangeCause, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
-pub use holders::PinHolder;
 #[cfg(not(loom))]
-pub use kept::{FolioOf, SharedFile};
+pub use file::completions::{Completion, Completions, Outcome};
 #[cfg(not(loom))]
-pub use many::ReadAt;
+pub use file::kept::{FolioOf, SharedFile};
+#[cfg(not(loom))]
+pub use file::owned::OwnedBytes;
+#[cfg(not(loom))]
+pub use file::reading::FileReader;
+#[cfg(not(loom))]
+pub use file::refresh::{Changed, Refreshed};
+#[cfg(not(loom))]
+pub use map::clients::{
+    ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
+};
+#[cfg(not(loom))]
+pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space, SpaceOptions};
+pub use map::space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
+pub use mapped::swap::SwapStats;
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-#[cfg(not(loom))]
-pub use owned::OwnedBytes;
-pub use pin::{PinnedExtent, PinnedRange};
-pub use readers::{Barrier, READERS_MAX};
-#[cfg(not(loom))]
-pub use reading::FileReader;
-#[cfg(not(loom))]
-pub use refresh::{Changed, Refreshed};
+pub use pages::readers::READERS_MAX;
 pub use source::Hint;
-#[cfg(not(loom))]
-pub use space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space, SpaceOptions};
-pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};
-pub use swap::SwapStats;

@@ -1,13 +1,12 @@
 //! Options of a cache and of a file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{Order, PAGE_BYTES};
-use crate::readers::Barrier;
+use crate::base::barrier::Barrier;
+use crate::frames::{Order, PAGE_BYTES};
 use crate::source::{Preference, Source};
-use crate::swap::SwapPlace;
 
 /// The largest folio that there can be, in bytes.
 pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
@@ -77,7 +76,7 @@ impl Options {
             track_pins: false,
             pin_in_place: false,
             swap: None,
-            patience: crate::sizes::PATIENCE,
+            patience: crate::base::sizes::PATIENCE,
         }
     }
 
@@ -218,5 +217,24 @@ impl FileOptions {
     pub fn preference(mut self, preference: Preference) -> Self {
         self.preference = preference;
         self
+    }
+}
+
+/// Where a cache's swap is to be.
+#[derive(Debug, Clone)]
+pub(crate) enum SwapPlace {
+    /// A file without a name in this directory.
+    Dir(PathBuf),
+    /// In a source of the program's own.
+    Source(Arc<dyn Source>),
+}
+
+impl SwapPlace {
+    /// The directory, if it is one.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        match self {
+            SwapPlace::Dir(dir) => Some(dir),
+            SwapPlace::Source(_) => None,
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! A cache's statistics: [`Stats`]. The counters behind it are in `counters.rs`.
 
-use crate::readers::Barrier;
+use crate::base::barrier::Barrier;
 
-pub use crate::counters::READ_SIZE_BUCKETS;
+pub use crate::base::counters::READ_SIZE_BUCKETS;
 
 /// A cache's counters. They are summed one after another while threads go on counting.
 ///

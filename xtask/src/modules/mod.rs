@@ -1,9 +1,11 @@
-//! `cargo xtask modules`: the modules of each crate import each other without a circle.
+//! `cargo xtask modules`: the modules of each crate import each other without a circle, and no floor
+//! of a crate that has floors imports from one above it.
 
 mod circle;
 mod depend;
-mod document;
+mod floors;
 mod gather;
+mod named;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -17,13 +19,17 @@ use anyhow::{Context, Result, ensure};
 
 use self::circle::Needs;
 use self::depend::Dependency;
-use self::document::Calls;
+use self::floors::Floors;
 use self::tree::Tree;
 
-/// Sources whose modules a document lists, with what each calls.
-const DOCUMENTED: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
+/// Sources that have floors, and the document with their picture.
+const FLOORS: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
 
-/// Check that the modules of each crate import each other without a circle
+/// Where comments and documents name files.
+const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main.rs"];
+
+/// Check that the modules of each crate import each other without a circle, and that none imports
+/// from a floor above
 ///
 /// The rule holds in each folder by itself. The files in it, its own file (mod.rs, lib.rs, main.rs)
 /// among them, and the folders in it must not depend on each other in a circle. Seen from outside,
@@ -36,7 +42,9 @@ const DOCUMENTED: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")]
 ///
 /// What only tests and models have (a cfg that needs `test` or `loom`) is left out.
 ///
-/// docs/design.md lists the modules of crates/pinfold, and what each calls; that has to be so, too.
+/// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
+/// crate's root has one of its own files. Each module stands in a row, and imports only from rows
+/// below its own. And each Rust file that a comment or document names is there.
 #[derive(Debug, Default, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ModulesArgs {
@@ -62,16 +70,16 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
             for (_, circle) in krate.circles(args.all) {
                 wrong += &circle;
             }
-            let src = krate.src.display().to_string();
-            for (_, document) in DOCUMENTED.iter().filter(|(documented, _)| *documented == src) {
+            for (_, document) in FLOORS.iter().filter(|(src, _)| *src == krate.src.as_os_str()) {
                 let text = fs::read_to_string(root.join(document)).context(*document)?;
-                for line in document::wrong(&text, &src, &krate.calls()).lines() {
-                    let _ = writeln!(wrong, "{document}: {line}");
-                }
+                wrong += &krate.arrows_up(root, document, &text)?;
             }
             files += krate.files();
             dependencies += krate.dependencies.len();
         }
+    }
+    if args.crates.is_empty() {
+        wrong += &named::gone(root, &PROSE)?;
     }
     ensure!(wrong.is_empty(), "modules:\n{wrong}");
     println!("{} crates, {files} files, {dependencies} imports: no circle", chosen.len());
@@ -189,27 +197,79 @@ impl Krate {
         }
     }
 
-    /// What each part of the crate's own folder calls; its root file, which has them all, apart.
-    fn calls(&self) -> Calls {
-        let children = self
-            .tree
-            .modules
-            .iter()
-            .enumerate()
-            .filter(|(id, module)| module.parent == Some(0) && module.owner == *id);
-        let mut calls: Calls =
-            children.map(|(_, module)| (module.name.clone(), BTreeSet::new())).collect();
-        for (from, to) in circle::by_folder(&self.tree, &self.dependencies)
-            .get(&0)
-            .into_iter()
-            .flat_map(Needs::keys)
-        {
-            let name = |part: usize| document::plain(&self.part(0, part));
-            if let Some(calls) = calls.get_mut(&name(*from)) {
-                calls.insert(name(*to));
+    /// The folders and files in a folder that have files of their own, and its own file if that
+    /// needs any of them or is needed by any.
+    fn parts(&self, folder: usize, needs: &Needs) -> BTreeSet<usize> {
+        let modules = self.tree.modules.iter().enumerate();
+        let is_part = |(id, module): &(usize, &tree::Module)| {
+            module.parent == Some(folder) && module.owner == *id
+        };
+        let own = needs.keys().flat_map(|&(from, to)| [from, to]).filter(|&part| part == folder);
+        modules.filter(is_part).map(|(id, _)| id).chain(own).collect()
+    }
+
+    /// A part's name in a picture of floors.
+    fn name(&self, folder: usize, part: usize) -> &str {
+        if part == folder { "mod" } else { &self.tree.modules[part].name }
+    }
+
+    /// Whatever is wrong with the floors of the crate and of the folders at its root, as `text`, of
+    /// `document`, and their `mod.rs` draw them. The crate's root file needs no floor.
+    fn arrows_up(&self, root: &Path, document: &str, text: &str) -> Result<String> {
+        let mut wrong = String::new();
+        let by_folder = circle::by_folder(&self.tree, &self.dependencies);
+        let none = Needs::new();
+        let needs_of = |folder| by_folder.get(&folder).unwrap_or(&none);
+        let src = self.src.display().to_string();
+        let picture = floors::in_document(text, &src);
+        self.arrows_up_in(&mut wrong, (0, needs_of(0)), document, picture);
+        let modules = self.tree.modules.iter().enumerate();
+        for (id, module) in modules.filter(|(_, module)| module.parent == Some(0)) {
+            if module.owner == id && module.file.ends_with("mod.rs") {
+                let file = self.src.join(&module.file);
+                let text = fs::read_to_string(root.join(&file)).context("a module's file")?;
+                let (told, picture) = (file.display().to_string(), floors::in_comment(&text));
+                self.arrows_up_in(&mut wrong, (id, needs_of(id)), &told, picture);
             }
         }
-        calls
+        Ok(wrong)
+    }
+
+    fn arrows_up_in(
+        &self,
+        wrong: &mut String,
+        (folder, needs): (usize, &Needs),
+        told: &str,
+        picture: Result<Floors, String>,
+    ) {
+        let floors = match picture {
+            Ok(floors) => floors,
+            Err(why) => {
+                let _ = writeln!(wrong, "{told}: {why}");
+                return;
+            }
+        };
+        let mut parts = self.parts(folder, needs);
+        if folder == 0 {
+            parts.remove(&0);
+        }
+        let floor = |part| floors.get(self.name(folder, part)).copied();
+        for &part in parts.iter().filter(|&&part| floor(part).is_none()) {
+            let _ = writeln!(wrong, "{told}: {} is on no floor", self.name(folder, part));
+        }
+        let is_part = |name: &str| parts.iter().any(|&part| self.name(folder, part) == name);
+        for name in floors.keys().filter(|name| !is_part(name)) {
+            let _ = writeln!(wrong, "{told}: there is no module {name}");
+        }
+        for &(from, to) in needs.keys() {
+            if let (Some(above), Some(below)) = (floor(from), floor(to))
+                && above >= below
+            {
+                let way = if above == below { "beside" } else { "up" };
+                let _ = writeln!(wrong, "{told}: an arrow {way}:");
+                self.imports(wrong, folder, needs, (from, to));
+            }
+        }
     }
 
     /// What each part of each folder calls, in the form of a document's rows.
@@ -221,7 +281,7 @@ impl Krate {
             for &(from, to) in needs.keys() {
                 let (from, to) = (self.part(folder, from), self.part(folder, to));
                 rows.entry(to.clone()).or_default();
-                rows.entry(from).or_default().push(document::plain(&to));
+                rows.entry(from).or_default().push(floors::plain(&to).to_owned());
             }
             for (part, calls) in rows {
                 let _ = writeln!(table, "| `{part}` | | {} |", calls.join(", "));

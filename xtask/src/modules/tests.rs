@@ -4,8 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::document;
-use super::{Calls, Krate};
+use super::Krate;
 
 /// The first crate of these files.
 fn read(files: &[(&str, &str)]) -> anyhow::Result<Krate> {
@@ -256,32 +255,60 @@ fn a_library_and_its_program_share_a_folder() {
     assert!(format!("{error:#}").ends_with("nothing checks them: b.rs"), "{error:#}");
 }
 
-#[test]
-fn a_document_must_say_what_is_called() {
-    let krate = read(&[
-        ("lib.rs", "mod a;\nmod b;\nmod f;\n"),
+/// What is wrong with the floors of a crate with `a`, `b`, and a folder `f` of `c` and `d`, by the
+/// crate's picture and the folder's.
+fn wrong_floors(picture: &str, folder: &str) -> String {
+    let rows: Vec<String> = folder.lines().map(|line| format!("//! {line}\n")).collect();
+    let head = format!("//! F.\n//!\n//! ```text\n{}//! ```\n\n", rows.concat());
+    let folder = format!("{head}mod c;\nmod d;\npub use c::C;\n");
+    let files = [
+        ("lib.rs", "mod a;\nmod b;\nmod f;\npub use f::C;\n"),
         ("a.rs", "use crate::b::B;\nuse crate::f::C;\n"),
         ("b.rs", "pub struct B;\nuse crate::f::C;\n"),
-        ("f/mod.rs", "mod c;\npub use c::C;\n"),
-        ("f/c.rs", "pub struct C;\n"),
-    ])
-    .unwrap();
-    let calls: Calls = krate.calls();
-    let wrong = |rows: &str| {
-        let head = "text\n\n<!-- modules: k/src -->\n| module | what | calls |\n|---|---|---|\n";
-        document::wrong(&format!("{head}{rows}\nmore | text\n"), "k/src", &calls)
-    };
-    assert_eq!(wrong("| `f/` | x | |\n| `b.rs` | x, y | f |\n| `a.rs` | x | b, `f/` |\n"), "");
-    assert_eq!(wrong("| `f/` | | |\n| `a.rs`, `b.rs` | x | f |\n"), "");
-    let told = wrong("| `f/` | | b |\n| `a.rs` | x | f |\n| `x` | | |\n| f | | |\n");
-    for line in [
-        "f calls ``, and not `b`\n",
-        "a calls `b, f`, and not `f`\n",
-        "x: there is no such module\n",
-        "f has two rows\n",
-        "b has no row\n",
+        ("f/mod.rs", folder.as_str()),
+        ("f/c.rs", "pub struct C;\nuse super::d::D;\n"),
+        ("f/d.rs", "pub struct D;\n"),
+    ];
+    let dir = tempfile::tempdir().expect("a folder");
+    for (path, text) in files {
+        let path = dir.path().join("k/src").join(path);
+        fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("a folder");
+        fs::write(path, text).expect("a file");
+    }
+    let krate = Krate::read(dir.path(), Path::new("k")).expect("the crate can be read").remove(0);
+    let document = format!("text\n\n<!-- floors: k/src -->\n\n```text\n{picture}\n```\nmore\n");
+    krate.arrows_up(dir.path(), "d.md", &document).expect("the files can be read")
+}
+
+#[test]
+fn arrows_between_floors_run_down() {
+    assert_eq!(wrong_floors("a   the first\n    of all\nb\nf/  the last", "c.rs  it\nd.rs"), "");
+    for (picture, folder, line) in [
+        ("b\na\nf", "c\nd", "d.md: an arrow up:\n  a.rs -> b.rs\n    k/src/a.rs:1: crate::b::B"),
+        ("a b  both\nf", "c\nd", "d.md: an arrow beside:\n  a.rs -> b.rs\n"),
+        ("a\nf\nb", "c\nd", "d.md: an arrow up:\n  b.rs -> f/\n"),
+        ("a\nb\nf", "d\nc", "k/src/f/mod.rs: an arrow up:\n  f/c.rs -> f/d.rs\n"),
+        ("a\nf", "c\nd", "d.md: b is on no floor\n"),
+        ("a\nb\nf", "c", "k/src/f/mod.rs: d is on no floor\n"),
+        ("a x\nb\nf", "c\nd", "d.md: there is no module x\n"),
+        ("a\nb\nf\na", "c\nd", "d.md: a is on two floors\n"),
     ] {
+        let told = wrong_floors(picture, folder);
         assert!(told.contains(line), "{line}:\n{told}");
     }
-    assert!(document::wrong("no table", "k/src", &calls).contains("<!-- modules: k/src -->"));
+}
+
+#[test]
+fn a_crate_with_floors_and_each_folder_at_its_root_has_a_picture() {
+    let none = ": there is no picture of its floors\n";
+    assert_eq!(
+        wrong_floors("a\nb\nf", ""),
+        format!("k/src/f/mod.rs: c is on no floor\nk/src/f/mod.rs: d is on no floor\n")
+    );
+    let krate = read(&[("lib.rs", "mod f;\n"), ("f/mod.rs", "mod c;\n"), ("f/c.rs", "")]).unwrap();
+    let dir = tempfile::tempdir().expect("a folder");
+    fs::create_dir_all(dir.path().join("k/src/f")).expect("a folder");
+    fs::write(dir.path().join("k/src/f/mod.rs"), "//! F.\nmod c;\n").expect("a file");
+    let told = krate.arrows_up(dir.path(), "d.md", "no picture").expect("the files can be read");
+    assert_eq!(told, format!("d.md{none}k/src/f/mod.rs{none}"));
 }

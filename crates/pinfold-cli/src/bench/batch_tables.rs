@@ -1,4 +1,4 @@
-//! The rows of `pinfold bench batch`, and the tables that they make. Called by `batch.rs`.
+//! The rows of `pinfold bench batch`, and the tables that they make.
 
 use super::batch_child::Outcome;
 use super::batch_memory::BLOCK_BYTES;

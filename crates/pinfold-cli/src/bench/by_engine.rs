@@ -1,7 +1,6 @@
 //! Tables with a line for each engine and a column for each number of workers, ratios below.
 //!
-//! Called by the benchmarks, with the rows of one case and one metric. Not here: how a table is
-//! drawn and made to fit (`report.rs`).
+//! Not here: how a table is drawn and made to fit (`report.rs`).
 
 use super::report::{self, Row, rate};
 use super::workers::Crew;

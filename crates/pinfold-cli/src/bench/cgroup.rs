@@ -2,7 +2,7 @@
 //!
 //! Here: finding where a group may be made, version 2 first, then 1; making, entering and removing
 //! it. The group is made below the one that this program is in, so that the program's limits still
-//! hold, and no existing settings are changed. Called by `limited.rs`.
+//! hold, and no existing settings are changed.
 
 use std::fs;
 use std::io;

@@ -1,7 +1,7 @@
 //! Ways to read a file, all in one shape: a bare copy, `pread`, `mmap` and the cache.
 //!
 //! Here: opening them, and the loop that reads blocks with one of them. Not here: which files,
-//! blocks and workers (`read.rs`, `try_cache.rs`). Files larger than memory are read by
+//! blocks and workers (`read.rs`, `try_cache/mod.rs`). Files larger than memory are read by
 //! `miss_child.rs`, with the same [`Reader`]s.
 //!
 //! The loop is compiled once for each engine, with common block sizes as constants, as a program

@@ -1,4 +1,4 @@
-//! Threads that run until a time is over, each as far as it gets. Called by `fault_child.rs`.
+//! Threads that run until a time is over, each as far as it gets.
 //!
 //! Unlike the crews of `workers.rs` these threads are not bound to processors, because they wait
 //! for a disk and for locks; there may be hundreds of them; and one that gets nowhere is a result.

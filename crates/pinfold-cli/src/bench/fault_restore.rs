@@ -1,7 +1,7 @@
 //! `pinfold bench fault --cases restore`: several processes restore one snapshot at once.
 //!
 //! Here: the engines, the processes of a sample, their group, the table. The processes are `pinfold
-//! serve` and `pinfold restore`. Called by `fault.rs`.
+//! serve` and `pinfold restore`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

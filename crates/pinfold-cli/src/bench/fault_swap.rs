@@ -1,9 +1,8 @@
 //! The case `swap` of `pinfold bench fault`: anonymous memory that is read, stored to, and paged out.
 //!
 //! Half of the threads go through the memory again and again: they check each page, and store to
-//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again and
-//! again. One more thread maps and unmaps a MiB, and rests, as in `startup`. Called by
-//! `fault_child.rs`, in the sample's process, and by `fault.rs` for the kernel's swap file.
+//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again
+//! and again. One more thread maps and unmaps a MiB, and rests, as in `startup`.
 
 use std::fs::File;
 use std::io::{self, Write};

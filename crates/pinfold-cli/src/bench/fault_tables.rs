@@ -1,5 +1,4 @@
-//! The cells and rows of `pinfold bench fault`, and the tables that they make. Called by
-//! `fault.rs`.
+//! The cells and rows of `pinfold bench fault`, and the tables that they make.
 
 use std::fmt;
 

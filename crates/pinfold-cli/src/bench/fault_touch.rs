@@ -1,7 +1,5 @@
 //! Touching pages: the loop of `pinfold bench fault` that is timed, and memory whose pages know
 //! their numbers.
-//!
-//! Called by `fault_install.rs` and `fault_child.rs`.
 
 use std::sync::Barrier;
 use std::time::Instant;

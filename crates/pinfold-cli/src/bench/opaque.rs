@@ -2,7 +2,7 @@
 //!
 //! `std::hint::black_box` sends its value through memory: a store and a load, which is a good part
 //! of a copy of 64 bytes. Here the value stays in its register, and no instruction is made. Beside
-//! it, the one instruction that begins to fetch a line. Called by the loops that are timed.
+//! it, the one instruction that begins to fetch a line.
 
 use std::arch::asm;
 

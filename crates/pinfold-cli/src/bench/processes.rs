@@ -1,8 +1,7 @@
 //! Workers that are processes of their own, on memory that they share.
 //!
 //! Here: starting them, taking a sample of them, and ending them. Not here: the life of one
-//! (`worker_process.rs`). Called by the benchmarks that have `--processes`, and by `miss`, whose
-//! samples are processes.
+//! (`worker_process.rs`).
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

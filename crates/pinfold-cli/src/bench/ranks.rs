@@ -1,6 +1,4 @@
 //! Zipf-distributed blocks: which are likely, and where they lie in a file.
-//!
-//! Called by `get.rs` and by `miss_child.rs`.
 
 use anyhow::{Result, ensure};
 use rand::Rng;

@@ -1,5 +1,4 @@
-//! The tables of `pinfold bench read`, and what has a line in them. Called by `read.rs`, with a
-//! pair of rows for each cell.
+//! The tables of `pinfold bench read`, and what has a line in them.
 
 use super::by_engine::{ByEngine, distinct};
 use super::report::{self, Row};

@@ -1,7 +1,7 @@
 //! The files that benchmarks read: their directory and its file system.
 //!
 //! Here: choosing a directory, writing files of pseudo-random bytes that vanish with the process,
-//! and dropping a file from the kernel's cache. Called by the benchmarks and by `pinfold try`.
+//! and dropping a file from the kernel's cache.
 
 use std::fs::File;
 use std::io::Write;

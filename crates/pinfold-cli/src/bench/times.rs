@@ -1,7 +1,7 @@
 //! How long operations took: counts by duration, of which percentiles are read.
 //!
 //! Buckets are 1/64 of a power of two wide, so a percentile is at most 1.6 % above what it is said
-//! to be; memory does not grow with what is counted. Called by `batch_child.rs`.
+//! to be; memory does not grow with what is counted.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Workers: pinned threads that do one thing as often as they can for the length of a sample.
 //!
 //! Here: starting, timing and stopping them. Not here: what they do, which each benchmark says as
-//! [`Work`], and workers that are processes (`processes.rs`). Called by every benchmark.
+//! [`Work`], and workers that are processes (`processes.rs`).
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -8,8 +8,7 @@
 //! | new | has to say what it wants | it is served; it closes; it was silent too long, or wrong; it gives way |
 //! | served | is silent, or asks for counters | it closes; it cannot be served; it was wrong |
 //!
-//! A connection that ends takes its client with it. What is installed in its memory stays. Called
-//! by `server.rs`.
+//! A connection that ends takes its client with it. What is installed in its memory stays.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;

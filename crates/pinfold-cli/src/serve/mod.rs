@@ -17,7 +17,7 @@
 //! | `guest.rs` | a client's memory and its connection |
 //! | `restore.rs` | `pinfold restore`: what a client does with its memory, and what it tells |
 //!
-//! How faults are served is the library's: `crates/pinfold/src/clients/`.
+//! How faults are served is the library's: `crates/pinfold/src/map/clients/`.
 
 mod asked;
 pub mod connection;

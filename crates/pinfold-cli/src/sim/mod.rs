@@ -3,7 +3,7 @@
 //! Here: the loop over traces, capacities and policies. Not here: the command's arguments
 //! (`args.rs`) and errors (`error.rs`), traces (`trace.rs`, `generate.rs`), policies (`pinfold.rs`
 //! drives the cache's own code, `lru.rs`, `tinylfu.rs`, `optimum.rs` are references), what is
-//! printed (`report.rs`). Called by the command's `main`.
+//! printed (`report.rs`).
 //!
 //! Every page weighs one page. Percentages of capacity are of the distinct pages of the trace.
 

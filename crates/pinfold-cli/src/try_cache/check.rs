@@ -1,4 +1,4 @@
-//! Checks that every byte read through the cache is what plain reads return. Called by `mod.rs`.
+//! Checks that every byte read through the cache is what plain reads return.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
-//! The cache beside `pread` and `mmap`, briefly: three things, each engine in turns. Called by
-//! `mod.rs`. `pinfold bench` measures the same with care.
+//! The cache beside `pread` and `mmap`, briefly: three things, each engine in turns. `pinfold
+//! bench` measures the same with care.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The report of `pinfold try`, for people and as JSON. Called by `mod.rs`.
+//! The report of `pinfold try`, for people and as JSON.
 
 use std::fmt::Write as _;
 

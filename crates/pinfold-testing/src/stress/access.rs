@@ -1,7 +1,7 @@
 //! Accesses to maps that may fail, and are made again.
 //!
 //! Belongs here: the SIGBUS handler of the stress. Does not: what is accessed, and whether it is
-//! right or excused (`mapper.rs`). Called by `mapper`.
+//! right or excused (`mapper.rs`).
 //!
 //! A page that cannot be read is a SIGBUS for the access. Rust has no way to give such an access up:
 //! its instruction has to come to an end. So the handler takes the page out of the map's page table,

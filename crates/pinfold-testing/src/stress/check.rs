@@ -1,7 +1,7 @@
 //! Checks the bytes that came, and makes the report if they are wrong.
 //!
 //! Belongs here: whether bytes are those of their file, and all of them. Does not: which errors are
-//! excused, as each way in has its own. Called by all threads of `stress`.
+//! excused, as each way in has its own.
 
 use std::ops::RangeInclusive;
 

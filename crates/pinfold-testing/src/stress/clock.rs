@@ -1,6 +1,6 @@
 //! The clock by which a thread hangs.
 //!
-//! Belongs here: how fast the machine lets this process run. Called by `stress` and `forker`.
+//! Belongs here: how fast the machine lets this process run.
 //!
 //! Where others want the processors, too, all threads are slow, and those that wait for slow ones
 //! look as if they hung. So time counts as far as the process got what it could have used of the

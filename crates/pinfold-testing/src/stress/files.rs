@@ -1,7 +1,7 @@
 //! What there is to read.
 //!
-//! Belongs here: the files of a run with their sources, their contents, and what may be wrong
-//! with them at the moment. Called by `stress` and all its threads.
+//! Belongs here: the files of a run with their sources, their contents, and what may be wrong with
+//! them at the moment.
 
 use std::borrow::Cow;
 use std::fmt::Debug;

@@ -1,7 +1,7 @@
 //! Readers of files that another process writes.
 //!
 //! Belongs here: how they open, refresh and read. Does not: what they must have read then
-//! (`foreign.rs`). Called by `stress`.
+//! (`foreign.rs`).
 
 use std::time::Duration;
 

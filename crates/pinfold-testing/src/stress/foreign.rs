@@ -1,7 +1,7 @@
 //! Another process, which writes to files that readers open, refresh and read.
 //!
-//! Belongs here: that process, what it does to files, and what they have then. Does not: the readers
-//! (`follower.rs`). Called by `stress`, in a schedule of its own.
+//! Belongs here: that process, what it does to files, and what they have then. Does not: the
+//! readers (`follower.rs`).
 //!
 //! A file goes through *versions*. What it has in each, cell by cell of 64 bytes, follows from the
 //! seed alone, so both sides know it. The process says in shared memory when it begins a version and

@@ -1,6 +1,6 @@
 //! A thread that forks, while others have maps, and faults under way.
 //!
-//! Belongs here: what a child may do with its parent's maps. Called by `stress`.
+//! Belongs here: what a child may do with its parent's maps.
 
 use std::time::Duration;
 

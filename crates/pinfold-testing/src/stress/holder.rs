@@ -1,7 +1,7 @@
 //! Threads that read in place and keep what they read.
 //!
 //! Belongs here: borrows and counted guards of all ways of keeping, and the check, as long as they
-//! are kept, whether a byte has changed. Called by `stress`.
+//! are kept, whether a byte has changed.
 
 use std::ops::Deref;
 

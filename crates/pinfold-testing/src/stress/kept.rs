@@ -1,7 +1,6 @@
 //! What threads keep, and leave to each other.
 //!
-//! Belongs here: a guard and a pinned range, each with what its bytes may be. Called by `holder`
-//! and `pinner`, and by `shared`, which has the shelves.
+//! Belongs here: a guard and a pinned range, each with what its bytes may be.
 
 use std::ops::RangeInclusive;
 

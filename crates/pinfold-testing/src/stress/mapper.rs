@@ -1,7 +1,6 @@
 //! Threads that map files and access them, while others do the same with the same maps.
 //!
 //! Belongs here: the kinds of accesses, the changes of maps, and what an access may see and meet.
-//! Called by `stress`.
 //!
 //! # What an access may see
 //!

@@ -1,7 +1,6 @@
 //! Maps that threads share.
 //!
-//! Belongs here: the spaces of a run, one of each kind, and the slots in which maps are. Called by
-//! `mapper` and `forker`.
+//! Belongs here: the spaces of a run, one of each kind, and the slots in which maps are.
 
 use std::sync::RwLock;
 

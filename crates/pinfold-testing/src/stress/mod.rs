@@ -1,7 +1,7 @@
 //! The stress: readers of all sizes beside everything that can happen to pages.
 //!
 //! Belongs here: how a run's threads are started and waited for. Each other file has one part, and
-//! uses those above it in this table. Called by `crates/pinfold/tests` and `pinfold stress`.
+//! uses those above it in this table.
 //!
 //! | file | what it has |
 //! |---|---|

@@ -1,7 +1,6 @@
 //! What a run is asked for.
 //!
-//! Belongs here: the options, the schedules, and what may be broken on purpose. Called by all of
-//! `stress`.
+//! Belongs here: the options, the schedules, and what may be broken on purpose.
 
 use std::path::PathBuf;
 use std::time::Duration;

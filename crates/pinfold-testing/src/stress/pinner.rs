@@ -1,7 +1,7 @@
 //! Threads that pin: ranges are held while all else goes on, checked again and again, given back in
 //! parts, and by another thread than pinned them.
 //!
-//! Belongs here: pinning, the checks while it lasts, what errors are excused. Called by `stress`.
+//! Belongs here: pinning, the checks while it lasts, what errors are excused.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Those who read, and check what they get.
 //!
-//! Belongs here: the shapes of reads, what errors are excused. Called by `stress`.
+//! Belongs here: the shapes of reads, what errors are excused.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! How a run ended, in words.
 //!
-//! Belongs here: the failure and the report, and their texts. Called by `stress`.
+//! Belongs here: the failure and the report, and their texts.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Those who disturb the readers.
 //!
-//! Belongs here: the shakers (invalidate, split, migrate, compact, advise, reopen), the injector
-//! of faults, the rewriter, the cutter, and the auditor of the budget. Called by `stress`.
+//! Belongs here: the shakers (invalidate, split, migrate, compact, advise, reopen), the injector of
+//! faults, the rewriter, the cutter, and the auditor of the budget.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

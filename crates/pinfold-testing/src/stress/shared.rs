@@ -1,7 +1,7 @@
 //! What the threads of a run share.
 //!
 //! Belongs here: the end of a run, its first failure, what must hold when all threads have left,
-//! and what is reported of it. Called by all threads of `stress`.
+//! and what is reported of it.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

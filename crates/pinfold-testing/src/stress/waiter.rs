@@ -1,6 +1,6 @@
 //! Those who read by futures, of which they have many at once, and drop some.
 //!
-//! Belongs here: the futures, and the moment at which one is dropped. Called by `stress`.
+//! Belongs here: the futures, and the moment at which one is dropped.
 //!
 //! A future is polled when it was woken, and never otherwise: one that is not woken keeps its
 //! thread from going on, which is seen (`watch.rs`).

@@ -1,7 +1,7 @@
 //! Who does what, and whether it goes on.
 //!
 //! Belongs here: the desks at which threads say what they do, the search for one that hangs, and
-//! the board of places being read, which the shakers aim at. Called by all of `stress`.
+//! the board of places being read, which the shakers aim at.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

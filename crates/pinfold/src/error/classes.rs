@@ -1,7 +1,7 @@
 //! How programs tell errors apart: by code, by [`io::ErrorKind`], by cause.
 //!
 //! What belongs here: functions of an [`ErrorKind`], each with a line for each variant or for each
-//! class of them. What they say to people is in `error.rs`. Called by programs.
+//! class of them. What they say to people is in `error.rs`.
 
 use std::error::Error as StdError;
 use std::io;

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::File;
-use crate::ranges;
-use crate::reclaim;
+use crate::file::ranges;
+use crate::pages::reclaim;
 
 impl File {
     /// How much memory its mirror has: of pages that maps can show without a fault. Feature

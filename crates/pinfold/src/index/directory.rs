@@ -1,8 +1,7 @@
 //! The directory: the tree's entry for each block of 64 pages, in one flat array.
 //!
 //! Here: the array, how the writer updates it, and what a handle keeps of it. Not here: the tree,
-//! which alone is exact. Called by `Index::lookup_hint`, handles, and the writer at the end of each
-//! change.
+//! which alone is exact.
 //!
 //! A walk from the root costs some instructions for the root and more for each level, and the time
 //! of a hit depends on its number of instructions (docs/cache.md, "What a short read costs"). With
@@ -27,9 +26,9 @@
 use std::sync::OnceLock;
 
 use super::entry::Entry;
-use crate::mutant::{self, Mutant};
-use crate::sizes::DIRECTORY_BLOCKS_MAX;
-use crate::sync::{AtomicU32, Ordering};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sizes::DIRECTORY_BLOCKS_MAX;
+use crate::base::sync::{AtomicU32, Ordering};
 
 /// One word for each block of 2^`BITS` pages from the file's start on.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The words of the index: what a slot and what a root may hold.
 //!
-//! Here: packing and unpacking, nothing that touches memory. Called by every file of this folder.
+//! Here: packing and unpacking, nothing that touches memory.
 //!
 //! # A slot: 32 bits
 //!
@@ -26,7 +26,7 @@ const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
 /// In this folder always the number of a folio's head.
-pub(crate) use crate::frame::FrameNumber;
+pub(crate) use crate::frames::FrameNumber;
 
 /// One slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

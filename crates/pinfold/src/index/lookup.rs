@@ -1,13 +1,13 @@
 //! The look-up of a hit: the directory's words, kept where a handle has them at once.
 //!
 //! Here: what a handle keeps of an index. Not here: the directory (`directory.rs`), the tree that
-//! alone is exact (`tree.rs`). Called by `handle.rs`.
+//! alone is exact (`tree.rs`).
 
 use super::entry::{Entry, FrameNumber};
 use super::memory::NodeMemory;
 use super::tree::Index;
-use crate::mutant::{self, Mutant};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// What a handle keeps of an index, to look pages up without a load that waits for another one.
 ///

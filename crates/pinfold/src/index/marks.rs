@@ -1,8 +1,7 @@
 //! Marks: which folios are dirty, under writeback, or to be written by the running sync.
 //!
 //! Here: setting and clearing, and whether a folio is clean. Not here: finding marked folios
-//! (`walk.rs`). Called by the code that drops or evicts folios, with the file's mutex held. Until
-//! writing is implemented, only tests set a mark.
+//! (`walk.rs`). Until writing is implemented, only tests set a mark.
 //!
 //! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or
 //! a replacement keeps it by not touching it. A parent's bit for a child is set exactly while the
@@ -13,7 +12,7 @@ use super::node::{Node, slot_mask};
 use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
 #[cfg(test)]
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if

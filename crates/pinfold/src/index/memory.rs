@@ -1,8 +1,7 @@
 //! From a node's number to its words.
 //!
 //! Here: the address arithmetic, and the only `unsafe` of this folder. Not here: which nodes are
-//! free (`pool.rs`), what the words mean (`entry.rs`, `node.rs`). Called by `node.rs` and the
-//! look-up.
+//! free (`pool.rs`), what the words mean (`entry.rs`, `node.rs`).
 //!
 //! # Layout
 //!
@@ -33,7 +32,7 @@
 //! *some* file.
 
 use super::entry::Entry;
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::base::sync::{AtomicU32, AtomicU64};
 
 /// Words of a node's header: three marks, then the links.
 pub(super) const HEADER_WORDS: usize = 4;

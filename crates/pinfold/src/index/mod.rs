@@ -3,22 +3,25 @@
 //!
 //! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
 //! still the right one (`frame/`), which thread may change a file (its mutex), which page to evict
-//! (policy). Called by: the ways in, which look up; fill inserts; reclaim removes; writeback follows
-//! marks.
+//! (policy).
 //!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the look-up, and what a racing look-up may return |
-//! | `entry.rs` | the words of a slot and of the root |
-//! | `memory.rs` | from a node's number to its address |
-//! | `node.rs` | a node's slots and header; the orderings of a writer |
-//! | `pool.rs` | free nodes, shared by all files of a cache |
-//! | `directory.rs` | a flat copy of the tree's upper levels, for hits |
-//! | `writer.rs` | insert, remove, replace |
-//! | `shape.rs` | growing, shrinking, pruning the tree |
-//! | `split.rs` | one large entry becomes many small ones |
-//! | `marks.rs` | dirty, writeback, towrite |
-//! | `walk.rs` | the next folio, marked folio or hole in a range |
+//! It stands on `frames/` and `base/`. A file uses only those in the rows below it.
+//!
+//! ```text
+//! lookup      a hit's look-up: the directory's words, kept in the handle
+//! walk        the next folio, marked folio or hole in a range
+//! marks       dirty, writeback, towrite
+//! split       one large entry becomes many small ones
+//! shape       growing, shrinking, pruning the tree
+//! writer      insert, remove, replace
+//! pool        free nodes, shared by all files of a cache
+//! tree        the root, and looking a page up
+//! node        a node's slots and header; the orderings of a writer
+//! directory   a flat copy of the tree's upper levels
+//! memory      from a node's number to its address
+//! types       limits, marks, where a folio is
+//! entry       the words of a slot and of the root
+//! ```
 //!
 //! # What a racing look-up may return
 //!

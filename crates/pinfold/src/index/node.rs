@@ -22,8 +22,8 @@
 use super::entry::Entry;
 use super::memory::NodeMemory;
 use super::types::Mark;
-use crate::mutant::{self, Mutant};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 
 const LINKS: usize = 3;
 

@@ -2,8 +2,6 @@
 //!
 //! Here: slabs, the free list, a writer's stash. Not here: what a node contains (`node.rs`), where
 //! it lies (`memory.rs`), where slabs come from (the frame allocator; the caller passes a closure).
-//! Called by `writer.rs` to take nodes and give them back, and by the cache to refill and to
-//! account.
 //!
 //! Nodes are taken up front: a writer reserves what its next change can need, the change itself
 //! cannot fail. Reserving never calls the frame allocator, which may have to reclaim and for that
@@ -16,8 +14,8 @@ use super::entry::Entry;
 use super::memory::NodeMemory;
 use super::node::Node;
 use super::tree::{Index, IndexOwner};
-use crate::mutant::{self, Mutant};
-use crate::sync::Mutex;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Mutex;
 use std::ops::Range;
 #[cfg(not(loom))]
 use std::ptr::NonNull;

@@ -1,7 +1,6 @@
 //! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
 //!
-//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Called by
-//! the changes in `writer.rs`, `split.rs`, between their checks and their end.
+//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`).
 //!
 //! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
 //! at page 0 sits in the root itself; a node whose only entry is a node
@@ -13,7 +12,7 @@ use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};
 use super::types::Mark;
 use super::writer::{IndexWriter, slot_of};
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Lowest level whose node, as the root's, covers pages up to `last`.

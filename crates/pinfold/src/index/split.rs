@@ -1,7 +1,5 @@
 //! Splitting an entry: one large folio becomes smaller ones.
 //!
-//! Called by the split of a folio, which has frozen it and made its version odd.
-//!
 //! # Order of steps
 //!
 //! 1. The entry is found and its order compared; the nodes it needs are taken from the pool.
@@ -18,7 +16,7 @@ use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
 use super::types::{FolioAt, Mark};
 use super::writer::{IndexWriter, Seat};
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 
 /// Why a split changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

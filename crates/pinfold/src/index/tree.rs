@@ -7,7 +7,7 @@ use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;
 use super::types::PAGES_END;
-use crate::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering};
 
 /// One file's index, for readers. 72 bytes; look-ups load from it and never store.
 #[derive(Debug)]

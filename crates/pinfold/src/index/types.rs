@@ -6,7 +6,7 @@ use super::entry::FrameNumber;
 pub(crate) const ORDER_MAX: u32 = 9;
 
 /// Log2 of a node's slots.
-pub(crate) const BITS: u32 = crate::sizes::NODE_BITS;
+pub(crate) const BITS: u32 = crate::base::sizes::NODE_BITS;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;

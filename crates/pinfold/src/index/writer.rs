@@ -1,8 +1,6 @@
 //! Changing what a page's slots hold: insert, remove, replace.
 //!
-//! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`). Called
-//! by fill (insert), reclaim and truncate (remove) and migration (replace), all with the file's
-//! mutex held, which contains the `IndexOwner`.
+//! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`).
 //!
 //! Each change finds all its reasons to fail before its first store.
 
@@ -11,8 +9,8 @@ use super::node::{Node, slot_mask};
 use super::pool::{NoNodes, NodePool, Stash};
 use super::tree::{Index, IndexOwner};
 use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END};
-use crate::mutant::{self, Mutant};
-use crate::sync::Ordering;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Ordering;
 
 /// The one writer of an index; gives back what it reserved and did not use when dropped.
 #[derive(Debug)]

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use crate::error::{Error, Result};
-use crate::mutant::{self, Mutant};
-use crate::space::fault::{By, Fault, FaultIo, FaultLock, Shared, Target, serve};
-use crate::space::index::{GRANULE_BYTES, Leaf};
-use crate::space::stats::write;
-use crate::space::vma::{Mapped, Vma, Wanted, begin, end};
-use crate::sync::{AtomicU32, Mutex, Ordering};
-use crate::task::Waiter;
+use crate::map::space::fault::{By, Fault, FaultIo, FaultLock, Shared, Target, serve};
+use crate::map::space::index::{GRANULE_BYTES, Leaf};
+use crate::map::space::stats::write;
+use crate::map::space::vma::{Mapped, Vma, Wanted, begin, end};
+use crate::mapped::task::Waiter;
 
 const PAGE: u64 = 3;
 

@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use super::{Model, RACE, holds_and_catches, moved, race};
-use crate::borrow::Reader;
-use crate::counters::Counters;
-use crate::frame::FrameNumber;
-use crate::freeze;
-use crate::mutant::Mutant;
-use crate::readers::{Barrier, Readers};
-use crate::sync::{AtomicU32, Ordering};
+use crate::access::borrow::Reader;
+use crate::base::barrier::Barrier;
+use crate::base::counters::Counters;
+use crate::base::mutant::Mutant;
+use crate::base::sync::{AtomicU32, Ordering};
+use crate::frames::FrameNumber;
+use crate::pages::freeze;
+use crate::pages::readers::Readers;
 
 pub(super) fn reader(model: &Model) -> Reader {
     Reader::new(model.core.readers.register().expect("there are two records"))

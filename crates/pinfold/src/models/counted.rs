@@ -1,7 +1,7 @@
 //! The counted look-up: a thread that gets a reference has the page it asked for, and keeps it.
 
 use super::{Model, holds_and_catches, race};
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
 
 /// Reads a page under a reference while it is evicted and its frame, the only one, is filled with a
 /// page of another file.

@@ -1,7 +1,7 @@
 //! The entry's protocols in every interleaving that loom distinguishes. The same tests must catch
 //! mutants with one step broken.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frame::model`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frames::model`
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use loom::thread;
 
 use super::entry::Stamp;
 use super::*;
-use crate::mutant::{self, Mutant};
-use crate::sync::{Ordering, fence};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Ordering, fence};
 
 /// The arena of a model: a frame of table, and three others.
 fn open() -> Arc<Frames> {

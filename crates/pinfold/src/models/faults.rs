@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::behind::Spaces;
 use super::{SWAPPED, holds_and_catches};
-use crate::mutant::Mutant;
-use crate::space::fault::{Fault, FaultIo, FaultLock};
+use crate::base::mutant::Mutant;
+use crate::map::space::fault::{Fault, FaultIo, FaultLock};
 
 /// Runs both sides at once on two files and one record, of which the first is mapped.
 fn race(way: (FaultLock, FaultIo), one: fn(&Spaces), other: fn(&Spaces)) {

@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::{Model, holds_and_catches, race, word};
-use crate::fill;
-use crate::freeze;
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
+use crate::pages::fill;
+use crate::pages::freeze;
 
 fn same_page() {
     let model = Model::new(2, 0);

@@ -2,8 +2,8 @@
 
 use super::moved::pair;
 use super::{Model, holds_and_catches, race};
-use crate::freeze;
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
+use crate::pages::freeze;
 
 /// Gets a page of a granted folio of two at once, while the grant is revoked.
 fn revoke_under_get() {

@@ -4,9 +4,9 @@
 //! small nodes: the fan-out is a parameter, and two or four slots make the same steps as 64. Each
 //! model runs as shipped, and with each mutant that it must catch.
 
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Mutex;
 use crate::index::{FrameNumber, Index, IndexOwner, Lookup, NodePool};
-use crate::mutant::{self, Mutant};
-use crate::sync::Mutex;
 use loom::sync::Arc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

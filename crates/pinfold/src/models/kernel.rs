@@ -6,8 +6,8 @@
 
 use super::holds_and_catches;
 use super::swapped::{Machine, race};
-use crate::mutant::Mutant;
-use crate::swap::pages::Written::InSlot;
+use crate::base::mutant::Mutant;
+use crate::mapped::swap::pages::Written::InSlot;
 
 /// KSM comes to the page, and then the program stores to it.
 fn merged_and_stored_to(machine: &Machine) {

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::freeze;
+use crate::base::mutant::Mutant;
 use crate::index::Mark;
-use crate::mutant::Mutant;
+use crate::pages::freeze;
 
 /// Sets the state of the source, as another program would change it.
 fn becomes(model: &Model, generation: u64, len_bytes: u64) {

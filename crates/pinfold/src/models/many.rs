@@ -3,8 +3,8 @@
 
 use super::borrowed::reader;
 use super::{Barrier, Model, PAGE, RACE, holds_and_catches, holds_and_catches_within, race, word};
-use crate::many::ReadAt;
-use crate::mutant::Mutant;
+use crate::access::many::ReadAt;
+use crate::base::mutant::Mutant;
 
 /// Copies the first page of the first file twice in a batch, as far as that succeeds at once.
 fn read_block(model: &Model) {

@@ -6,7 +6,7 @@
 //! `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
 //!
 //! A model's cache, its files, steps that several models share, and the checks at the end of all.
-//! The bytes of a page are one word that says which page of which file it is, see `frame::bytes`.
+//! The bytes of a page are one word that says which page of which file it is, see `frames::bytes`.
 
 mod behind;
 mod borrowed;
@@ -34,19 +34,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::core::Core;
+use crate::access::pin::PinnedRange;
+use crate::base::barrier::Barrier;
+use crate::base::fork::Owner;
+use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
-use crate::fork::Owner;
-use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
-use crate::freeze;
-use crate::handle::Handle;
+use crate::frames::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::index::{NodePool, PAGES_END};
-use crate::mutant::{self, Mutant};
 use crate::options::Options;
-use crate::pin::PinnedRange;
-use crate::pressure::Pressure;
-use crate::readers::Barrier;
-use crate::reclaim;
+use crate::pages::core::Core;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
+use crate::pages::pressure::Pressure;
+use crate::pages::reclaim;
 use crate::source::{Backing, EngineOptions, Extent, Source};
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::freeze;
-use crate::mutant::Mutant;
-use crate::reclaim;
+use crate::base::mutant::Mutant;
+use crate::pages::freeze;
+use crate::pages::reclaim;
 
 /// The mutants that a short read of a folio catches while the folio moves or splits.
 pub(super) const SHORT_MUTANTS: &[(Mutant, &str)] =
@@ -29,7 +29,7 @@ fn read_second(model: &Model) {
 pub(super) fn pair() -> Arc<Model> {
     // The frame after the table is not aligned to two.
     let model = Model::new(3, 1);
-    let alone = model.core.frames.alloc(crate::frame::Order::MIN).expect("a frame");
+    let alone = model.core.frames.alloc(crate::frames::Order::MIN).expect("a frame");
     model.check(0, 0, 2);
     assert_eq!(model.core.frames.free_frames(), 0, "the pair is one folio");
     model.core.put(alone);

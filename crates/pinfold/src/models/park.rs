@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use crate::sync::{Condvar, Mutex};
+use crate::base::sync::{Condvar, Mutex};
 
 struct Parked {
     woken: Mutex<bool>,

@@ -5,11 +5,11 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, moved, race, word};
-use crate::frame::{FrameNumber, PAGE_BYTES, copy_still};
-use crate::freeze;
+use crate::access::pin::{self, PinnedRange, Step};
+use crate::base::mutant::Mutant;
+use crate::frames::{FrameNumber, PAGE_BYTES, copy_still};
 use crate::index::PAGES_END;
-use crate::mutant::Mutant;
-use crate::pin::{self, PinnedRange, Step};
+use crate::pages::freeze;
 
 /// Pins pages of the first file, by either path.
 fn pin(model: &Model, page: u64, pages: u64) -> PinnedRange {

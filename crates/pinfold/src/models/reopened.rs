@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::freeze;
-use crate::handle::Handle;
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
 use crate::source::{Backing, Identity, Key};
 
 fn open(model: &Model) -> Handle {

@@ -1,7 +1,7 @@
 //! The short read: it returns bytes of the page asked for, of one moment.
 
 use super::{Model, holds_and_catches, race, race_of_three};
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
 
 /// A page is read while it is evicted and its frame filled with a page of another file. There is
 /// only one frame, so it must be the same.

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use super::{SWAPPED, holds_and_catches};
-use crate::mutant::{self, Mutant};
-use crate::swap::pages::Written::{self, Failed, InSlot};
-use crate::swap::pages::{self, Pages, Seen, State, Unused};
-use crate::swap::slots::{Slot, Slots};
-use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU32, Mutex, Ordering};
+use crate::mapped::swap::pages::Written::{self, Failed, InSlot};
+use crate::mapped::swap::pages::{self, Pages, Seen, State, Unused};
+use crate::mapped::swap::slots::{Slot, Slots};
 
 const THERE: u32 = 1 << 31;
 const PROTECTED: u32 = 1 << 30;

@@ -1,9 +1,9 @@
 //! A future that finds its page on its way leaves its waker, and is woken, whenever the fill ends.
 
 use super::{Model, holds_and_catches, park, race};
-use crate::fill;
-use crate::mutant::Mutant;
-use crate::wait::Ticket;
+use crate::base::mutant::Mutant;
+use crate::base::wait::Ticket;
+use crate::pages::fill;
 
 /// What a future does that finds the folio (`futures/bring.rs`), without the request that it would
 /// make.

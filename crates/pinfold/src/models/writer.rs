@@ -5,10 +5,10 @@
 
 use super::borrowed::reader;
 use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
-use crate::core::Core;
-use crate::frame::{FrameNumber, Identity, Order, bytes};
-use crate::freeze;
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
+use crate::frames::{FrameNumber, Identity, Order, bytes};
+use crate::pages::core::Core;
+use crate::pages::freeze;
 
 /// The word of a page after it is written.
 fn written(page: u64) -> u64 {
@@ -168,7 +168,7 @@ fn couple_stamps(model: &Model) {
     let (mut one, mut two) = ([0; 8], [0; 8]);
     second.read(0, &mut two);
     first.read(0, &mut one);
-    if crate::borrow::Optimistic::validate_all(&[first, second]) {
+    if crate::access::borrow::Optimistic::validate_all(&[first, second]) {
         let (one, two) = (word(&one), word(&two));
         assert!(one == written(0) || one == model.sources[0].word(0), "half of it");
         assert!(one == written(0) || two != written(1), "not of one moment");

@@ -1,7 +1,6 @@
 //! Heap memory at a chosen alignment, for bounce buffers and probes.
 //!
-//! Belongs here: the buffer alone. Cache memory never comes from here (see `frame/`). Called by
-//! the default vectored forms of `Source`, `open.rs` and tests.
+//! Belongs here: the buffer alone. Cache memory never comes from here (see `frame/`).
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,8 +1,7 @@
 //! The source of one file, as the rest of the cache sees it. Every call to a source goes through
 //! here: it is timed, its result is checked, and a panic becomes an error.
 //!
-//! Belongs here: the metering, the zeroing beyond the end, reporting a truncated file. Called by
-//! `fill`, `file` and `cache`.
+//! Belongs here: the metering, the zeroing beyond the end, reporting a truncated file.
 
 use std::borrow::Cow;
 use std::io;
@@ -10,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sync::locks::RwLock;
+use crate::base::sync::locks::RwLock;
 
 use super::contents::Contents;
 use super::descriptor::Descriptor;
@@ -23,7 +22,7 @@ use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
-use crate::guarded::guarded;
+use crate::base::guarded::guarded;
 
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";

@@ -2,7 +2,7 @@
 //! of a transfer are no reason to give it up.
 //!
 //! Belongs here: when a read does not go directly, and how often one is tried. Does not: the calls
-//! themselves. Called by `descriptor.rs`, and through it by the rings; by `open.rs`.
+//! themselves.
 //!
 //! # When direct I/O is refused
 //! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
@@ -19,7 +19,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-// Not from `crate::sync`: no protocol of the cache depends on it.
+// Not from `crate::base::sync`: no protocol of the cache depends on it.
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, Mode, OFlags, Stat};

@@ -1,7 +1,7 @@
 //! The clock: asks requests to stop when their deadline has passed.
 //!
 //! Belongs here: one thread for each cache, started by its first deadline. Does not: how a request
-//! then ends (`request.rs`). Called by `engine.rs`.
+//! then ends (`request.rs`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crate::sync::locks::{Condvar, Mutex};
-use crate::threads::start;
+use crate::base::sync::locks::{Condvar, Mutex};
+use crate::base::threads::start;
 
 use super::pool::join_unless_self;
 use super::request::{Control, Request};

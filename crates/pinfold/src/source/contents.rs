@@ -1,8 +1,7 @@
 //! What identifies the contents of a file of the system: whether another program has changed them.
 //!
 //! Belongs here: which of the file's attributes are compared, and when they can be trusted. Does
-//! not: what is dropped then (`refresh.rs`). Called by `open.rs`, by the table of files, and by
-//! `refresh.rs`.
+//! not: what is dropped then (`refresh.rs`).
 //!
 //! # What is compared
 //! The length, the time of the last change of the bytes (which a program can set back), and that of

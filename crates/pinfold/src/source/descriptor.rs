@@ -1,9 +1,8 @@
 //! An open file or block device, and the system calls on it.
 //!
 //! Belongs here: `preadv`, `pwritev` on raw extents (by libc: rustix and std want slices, and a
-//! slice of a frame must not exist), the loop around short transfers, length, sync, advice.
-//! Does not: whether the kernel's cache is used (`open.rs` sets the flag). Called by `disk.rs`
-//! and the rings.
+//! slice of a frame must not exist), the loop around short transfers, length, sync, advice. Does
+//! not: whether the kernel's cache is used (`open.rs` sets the flag).
 
 use std::io;
 use std::ops::Range;
@@ -16,7 +15,7 @@ use super::beside::{Beside, Tries, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
 use super::request::{Direction, Request};
-use crate::limits::check_file_end;
+use crate::base::limits::check_file_end;
 
 /// Extents that one system call takes at most (`IOV_MAX`).
 const IOVECS_MAX: usize = 1024;

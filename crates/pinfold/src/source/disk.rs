@@ -19,8 +19,6 @@
 //! not done: dropping each range from the kernel's cache after it was read. Other programs may want
 //! it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
 //! wants it says [`Hint::DontNeed`], which is passed on.
-//!
-//! Called by: `open.rs`, and then through `Source`.
 
 use std::borrow::Cow;
 use std::io;

@@ -1,8 +1,7 @@
 //! The engine carries out a cache's requests: one ring, a few worker threads and a clock, shared by
 //! all sources of the cache.
 //!
-//! Belongs here: making them, falling back from one to the other, and ending them. Called by
-//! `Cache` (once), `open.rs` and `backing.rs`.
+//! Belongs here: making them, falling back from one to the other, and ending them.
 
 use std::io;
 use std::sync::Arc;

@@ -8,17 +8,17 @@
 //! follow the system call, and so the lock through which its caller came to the frame, on every
 //! machine that Pinfold runs on (x86-64 and `AArch64` order a store after an acquire load).
 //!
-//! Belongs here: making extents (the one unsafe contract) and moving bytes. Called by every source.
+//! Belongs here: making extents (the one unsafe contract) and moving bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-// Not from `crate::sync`: these view plain memory in place, which a model checker's atomics cannot
+// Not from `crate::base::sync`: these view plain memory in place, which a model checker's atomics cannot
 // do. No protocol depends on their order; the frame's version word provides it.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::mutant::Mutant;
-use crate::sync::fence_before_racing_stores;
+use crate::base::mutant::Mutant;
+use crate::base::sync::fence_before_racing_stores;
 
 const WORD_BYTES: usize = size_of::<u64>();
 

@@ -1,7 +1,6 @@
 //! The identity of a source: which object it reads.
 //!
-//! Belongs here: the key under which a file's pages are found again, and its version. Called by
-//! `Cache` and by the table of files, `mapping.rs`.
+//! Belongs here: the key under which a file's pages are found again, and its version.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,6 +1,6 @@
 //! A read that a task waits for.
 //!
-//! Here: one request with memory of its own, and the future of its end. Called by `swap`.
+//! Here: one request with memory of its own, and the future of its end.
 
 use std::io;
 use std::ptr::NonNull;
@@ -9,8 +9,8 @@ use std::task::{Poll, Waker};
 
 use super::request::Request;
 use super::{AlignedBuffer, Backing, Extent};
-use crate::sync::locks::Mutex;
-use crate::wait;
+use crate::base::sync::locks::Mutex;
+use crate::base::wait;
 
 /// What the request and the future share.
 struct Shared {

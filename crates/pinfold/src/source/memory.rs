@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use crate::sync::locks::RwLock;
+use crate::base::sync::locks::RwLock;
 
 use super::{Extent, Source, extent};
 

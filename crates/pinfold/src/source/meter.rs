@@ -1,7 +1,6 @@
 //! Counts of the calls to one source and of the time they took.
 //!
-//! Belongs here: counting, and the snapshot that `stats()` prints. Called by `Backing` around
-//! every call and by `Request` when it ends: in two places, for all sources.
+//! Belongs here: counting, and the snapshot that `stats()` prints.
 //!
 //! Counters are independent; a snapshot taken during calls may be one call apart between two of
 //! them. Cost: two clock reads and four additions on one line, beside a call of microseconds.
@@ -9,7 +8,7 @@
 use std::io;
 use std::time::Duration;
 
-// Not from `crate::sync`: no protocol depends on a counter, see `counters.rs`.
+// Not from `crate::base::sync`: no protocol depends on a counter, see `counters.rs`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets of [`LaneStats::latency`]: the last takes everything from 2^38 ns (275 s) on.

@@ -22,28 +22,35 @@
 
 // Belongs here: the `Source` trait, its implementations, opening files, requests that complete
 // later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
-// when, the readers that wait for them, the state of a page (`fill`), or frames. Called by: `fill`
-// for reads, `Cache` for opening and stats.
+// when, the readers that wait for them, the state of a page (`fill`), or frames.
 //
-// | file | what it holds |
-// |---|---|
-// | `extent.rs` | a run of memory that other threads may read meanwhile |
-// | `request.rs` | one transfer: its bytes, its deadline and its completion |
-// | `clock.rs` | deadlines |
-// | `backing.rs` | the source of one file, with its counters and the engine |
-// | `engine.rs`, `ring/`, `pool.rs` | carrying out requests |
-// | `own_ring.rs` | reads that the calling thread waits for, all at once |
-// | `uring.rs` | what both kinds of rings share |
-// | `waiting.rs` | the requests of a file that wait for others of it |
-// | `descriptor.rs` | the system calls on an open file |
-// | `beside.rs` | when a read is not direct, and how often a transfer is tried |
-// | `disk.rs`, `memory.rs` | the sources |
-// | `open.rs` | from a path to a source |
-// | `contents.rs` | whether a file's contents have changed |
-// | `identity.rs` | when two sources are the same object |
-// | `meter.rs` | calls, bytes, latencies |
-// | `under_way.rs` | how many requests and calls have begun and ended |
-// | `shared.rs` | a share in a source, whose drop may panic |
+// It stands on `base/`. A file uses only those in the rows below it.
+//
+// ```text
+// later        a read that a task waits for
+// backing      the source of one file, with its counters and the engine
+// open         from a path to a source
+// engine       carrying out requests: a ring, threads, a clock
+// disk         files and devices, direct or buffered
+// ring/        requests by io_uring: one ring for each cache
+// own_ring     reads that the calling thread waits for, all at once
+// uring        what both kinds of rings share
+// descriptor   the system calls on an open file
+// clock        deadlines
+// pool         threads for sources without a queue of their own
+// waiting      the requests of a file that wait for others of it
+// beside       when a read is not direct, and how often a transfer is tried
+// memory       a source in memory
+// shared       a share in a source, whose drop may panic
+// mod          the trait `Source`
+// identity     when two sources are the same object
+// contents     whether a file's contents have changed
+// aligned      memory at a chosen alignment
+// request      one transfer: its bytes, its deadline, its completion
+// extent       a run of memory that other threads may read meanwhile
+// meter        calls, bytes, latencies
+// under_way    how many requests and calls have begun and ended
+// ```
 
 mod aligned;
 mod backing;

@@ -1,7 +1,7 @@
 //! From a path to a source: what may be opened, and whether by direct I/O or not.
 //!
 //! Belongs here: opening, refusing what is not a file, detecting direct I/O. Does not: the I/O
-//! itself. Called by `Cache::open`, which goes on from [`Found`] only if the file is not open yet.
+//! itself.
 //!
 //! # How direct I/O is detected
 //! The file is opened once; everything else happens on that descriptor, so it cannot become another

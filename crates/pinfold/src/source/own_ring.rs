@@ -22,8 +22,6 @@
 //! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
 //! completions do not appear; then the ring is closed, and waited for until the kernel has released
 //! it, as in `ring/driver.rs`; a forked child that lives keeps it, too. What has no result by then is read by `preadv`.
-//!
-//! Called by: `backing.rs`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
@@ -39,8 +37,8 @@ use super::descriptor::{Descriptor, Iovecs};
 use super::extent::{self, Extent};
 use super::request::Direction;
 use super::uring::{self, AbortOnUnwind};
-use crate::fork::Birth;
-use crate::mutant::{self, Mutant};
+use crate::base::fork::Birth;
+use crate::base::mutant::{self, Mutant};
 
 /// The most reads in flight.
 pub(super) const READS_MAX: usize = 64;

@@ -1,7 +1,7 @@
 //! A few threads that carry out requests for sources without a queue of their own.
 //!
 //! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
-//! first needed and live as long as the cache. Called by `engine.rs`.
+//! first needed and live as long as the cache.
 //!
 //! # No read waits for another source
 //! Each file's source has a [`Lane`]: a queue of its own, and the workers that serve it at the
@@ -32,15 +32,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use crate::sync::locks::{Condvar, Mutex};
+use crate::base::sync::locks::{Condvar, Mutex};
 
 use super::Start;
 use super::request::{Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
 use super::waiting::Waiting;
-use crate::guarded::{guarded, quietly};
-use crate::threads::{NotStarted, start};
+use crate::base::guarded::{guarded, quietly};
+use crate::base::threads::{NotStarted, start};
 
 /// Worker threads and the reads that wait for one.
 pub(super) struct Pool {

@@ -22,22 +22,21 @@
 //! was complete by then is reported as such; anything else becomes the error that says why the
 //! request was stopped.
 //!
-//! Belongs here: these states, and who owns the memory. Called by `fill`, which makes requests, and
-//! by the ring, the workers and the sources that carry them out.
+//! Belongs here: these states, and who owns the memory.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-// Not from `crate::sync`: no protocol of the cache depends on it.
+// Not from `crate::base::sync`: no protocol of the cache depends on it.
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
-use crate::sync::locks::Mutex;
+use crate::base::sync::locks::Mutex;
 
 use super::extent::{self, Extent};
 use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
-use crate::guarded::quietly;
+use crate::base::guarded::quietly;
 
 /// The direction of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Source;
-use crate::guarded::quietly;
+use crate::base::guarded::quietly;
 
 /// Bytes on the heap of something of `bytes` bytes that is shared: an `Arc` adds its two counts.
 pub(crate) const fn shared_bytes(bytes: usize) -> usize {

@@ -2,12 +2,11 @@
 //! whether the calling thread is in one of them.
 //!
 //! Belongs here: the answers, for threads that wait for memory: whether any may come.
-//! Called by `backing.rs`, `request.rs` and `pool.rs`; asked by `reclaim`.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering};
 
 /// The requests and calls of a cache's sources.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,5 @@
 //! What the cache's ring and those of threads share: setting up a ring, its entries, and entering
 //! the kernel. Not here: which requests there are, and what becomes of them.
-//!
-//! Called by: `ring/`, `own_ring.rs`.
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, RawFd};

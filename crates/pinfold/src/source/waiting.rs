@@ -1,13 +1,12 @@
 //! The requests of one file that wait for others of the same file.
 //!
-//! Those that somebody waits for go first. But one in eight is a read ahead, if any
-//! waits: somebody may have found its page on its way, and be waiting for it by now. The request
-//! does not tell. Called by `ring/queue.rs` and `pool.rs`.
+//! Those that somebody waits for go first. But one in eight is a read ahead, if any waits: somebody
+//! may have found its page on its way, and be waiting for it by now. The request does not tell.
 
 use std::collections::VecDeque;
 
 use super::request::Request;
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 
 /// Of so many requests one is a read ahead, if any waits.
 const AHEAD_ONE_IN: u32 = 8;

@@ -2,10 +2,10 @@
 
 use super::arena::Arena;
 use super::audit::audit;
+use crate::base::mutant::{self, Mutant};
 use crate::index::{
     FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END, SplitError,
 };
-use crate::mutant::{self, Mutant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;

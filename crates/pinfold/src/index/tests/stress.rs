@@ -7,8 +7,8 @@
 
 use super::arena::Arena;
 use super::audit::audit;
+use crate::base::mutant::{self, Mutant};
 use crate::index::{FolioAt, FrameNumber, Index, IndexOwner, IndexWriter};
-use crate::mutant::{self, Mutant};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! The shipped borrow: no fence of its own, a membarrier on the other side, delayed stores.
 
 use super::{Fixture, PAGE_BYTES, Plan, SMALL, Stores, draw, holds_and_catches, race};
-use crate::borrow::Reader;
-use crate::freeze;
-use crate::mutant::Mutant;
-use crate::readers::Barrier;
-use crate::reclaim;
-use crate::sync::scheduled;
+use crate::access::borrow::Reader;
+use crate::base::barrier::Barrier;
+use crate::base::mutant::Mutant;
+use crate::base::sync::scheduled;
+use crate::pages::freeze;
+use crate::pages::reclaim;
 
 const PLAN: Plan = Plan { frames: 6, ..SMALL };
 

@@ -2,8 +2,8 @@
 //! filled.
 
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, race};
-use crate::many;
-use crate::mutant::Mutant;
+use crate::access::many;
+use crate::base::mutant::Mutant;
 
 fn read_some(fixture: &Fixture) {
     for _ in 0..3 {

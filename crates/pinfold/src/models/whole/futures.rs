@@ -8,11 +8,11 @@ use std::task::{Context, Poll, Waker};
 use super::{
     Fixture, Plan, SMALL, Stores, catches, draw, holds, holds_and_catches, park, race, run,
 };
-use crate::frame::Order;
-use crate::futures::{Get, GetMany};
-use crate::mutant::Mutant;
-use crate::sizes::RETREATS_MAX;
-use crate::sync::scheduled;
+use crate::access::futures::{Get, GetMany};
+use crate::base::mutant::Mutant;
+use crate::base::sizes::RETREATS_MAX;
+use crate::base::sync::scheduled;
+use crate::frames::Order;
 
 const PLAN: Plan = Plan { device: true, ..SMALL };
 

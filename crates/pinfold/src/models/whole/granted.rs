@@ -1,9 +1,9 @@
 //! Guards of pages that were read in large folios.
 
 use super::{Fixture, PAGE, Plan, SMALL, Stores, draw, holds_and_catches, race};
-use crate::frame::PAGE_BYTES;
-use crate::mutant::Mutant;
-use crate::reclaim;
+use crate::base::mutant::Mutant;
+use crate::frames::PAGE_BYTES;
+use crate::pages::reclaim;
 
 /// Three threads get pages of two large folios, or read them, and one evicts. At most a page may be
 /// granted, so that the first guard of each folio has to split it, and the others wait for that.

@@ -1,10 +1,10 @@
 //! Batches and prefetches in whole caches: against eviction, against dropping, against each other.
 
 use super::{Fixture, PAGE, Plan, SMALL, Stores, draw, holds_and_catches, race};
-use crate::borrow::Reader;
+use crate::access::borrow::Reader;
+use crate::access::many::{self, ReadAt};
+use crate::base::mutant::Mutant;
 use crate::error::Result;
-use crate::many::{self, ReadAt};
-use crate::mutant::Mutant;
 
 impl Fixture {
     /// Copies of `pages` in one batch, each checked.
@@ -29,7 +29,7 @@ impl Fixture {
             for (guard, &page) in guards.iter().zip(pages) {
                 self.check_bytes(file, page, guard);
             }
-            crate::sync::scheduled::point();
+            crate::base::sync::scheduled::point();
         }
         Ok(())
     }
@@ -42,7 +42,7 @@ impl Fixture {
             for (guard, &page) in guards.iter().zip(pages) {
                 self.check_bytes(file, page, guard);
             }
-            (0..10).for_each(|_| crate::sync::scheduled::point());
+            (0..10).for_each(|_| crate::base::sync::scheduled::point());
         }
         Ok(())
     }

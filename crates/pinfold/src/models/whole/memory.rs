@@ -1,7 +1,7 @@
 //! Waiting for memory.
 
 use super::{Fixture, Plan, SMALL, Stores, holds_and_catches, race};
-use crate::mutant::Mutant;
+use crate::base::mutant::Mutant;
 
 /// A frame for nodes, two for data, four readers: all memory is being filled or held by other
 /// readers.

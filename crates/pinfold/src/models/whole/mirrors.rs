@@ -1,4 +1,4 @@
-//! Mirrors (`mirror.rs`, `lend.rs`): pages that mapped accesses want, against eviction, invalidation,
+//! Mirrors (`mirror/mod.rs`, `lend.rs`): pages that mapped accesses want, against eviction, invalidation,
 //! guards, moves to the arena, and runs that are taken back. The memfd and the userfaultfd are real;
 //! what the kernel does at an access is `Maps::access`: it takes what is there, and asks for what is
 //! not.
@@ -13,20 +13,20 @@
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
-// Not from `crate::sync`: what the model remembers is no part of what it explores.
+// Not from `crate::base::sync`: what the model remembers is no part of what it explores.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, park, spawn};
-use crate::core::Held;
-use crate::frame::PAGE_BYTES;
-use crate::freeze;
-use crate::handle::Handle;
-use crate::lend;
-use crate::mirror::Mirror;
-use crate::mutant::Mutant;
-use crate::reclaim;
-use crate::task::{Rests, Waiter, now};
+use crate::base::mutant::Mutant;
+use crate::frames::PAGE_BYTES;
+use crate::map::lend;
+use crate::mapped::mirror::Mirror;
+use crate::mapped::task::{Rests, Waiter, now};
+use crate::pages::core::Held;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
+use crate::pages::reclaim;
 
 const PAGES: u64 = 3;
 
@@ -110,7 +110,8 @@ impl Maps {
     /// The file is changed, and its pages dropped.
     fn invalidate(&self) {
         let now =
-            self.fixture.sources[0].generation.fetch_add(1, crate::sync::Ordering::SeqCst) + 1;
+            self.fixture.sources[0].generation.fetch_add(1, crate::base::sync::Ordering::SeqCst)
+                + 1;
         let mapping = &self.fixture.files[0].mapping;
         freeze::drop_clean(&self.fixture.core, mapping, 0..PAGES);
         mapping.settle_mirror(&(0..PAGES));

@@ -33,19 +33,19 @@ use std::sync::Arc;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{FailurePersistence, Runner};
 
-use crate::core::Core;
+use crate::base::barrier::Barrier;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Condvar, Mutex, scheduled, thread};
 use crate::error::Result;
-use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES};
-use crate::freeze;
-use crate::handle::Handle;
+use crate::frames::{FrameStats, Frames, Order, PAGE_BYTES};
 use crate::index::{NodePool, PAGES_END};
-use crate::mutant::{self, Mutant};
 use crate::options::Options;
-use crate::pressure::Pressure;
-use crate::readers::Barrier;
-use crate::reclaim;
+use crate::pages::core::Core;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
+use crate::pages::pressure::Pressure;
+use crate::pages::reclaim;
 use crate::source::{Backing, EngineOptions, Extent, Request, Source, Start};
-use crate::sync::{Condvar, Mutex, scheduled, thread};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -187,8 +187,8 @@ const SMALL: Plan = Plan {
 struct Pages {
     number: u64,
     pages: u64,
-    /// From `crate::sync`: threads that read the source race with one that changes it.
-    generation: crate::sync::AtomicU64,
+    /// From `crate::base::sync`: threads that read the source race with one that changes it.
+    generation: crate::base::sync::AtomicU64,
     /// One read in this many fails; 0: none.
     failing_one_in: u64,
     queue: Option<(Mutex<Queue>, Condvar)>,
@@ -252,7 +252,7 @@ impl Source for Pages {
         if self.failing_one_in > 0 && draw(self.failing_one_in) == 0 {
             return Err(io::Error::other("as the model wants it"));
         }
-        let generation = self.generation.load(crate::sync::Ordering::SeqCst);
+        let generation = self.generation.load(crate::base::sync::Ordering::SeqCst);
         let mut page = offset / PAGE;
         let mut got = 0;
         for extent in extents {
@@ -336,7 +336,7 @@ impl Fixture {
             Arc::new(Pages {
                 number,
                 pages: plan.pages,
-                generation: crate::sync::AtomicU64::new(0),
+                generation: crate::base::sync::AtomicU64::new(0),
                 failing_one_in,
                 queue: queue(),
             })
@@ -370,7 +370,7 @@ impl Fixture {
     /// Whether these are the bytes from `page` on, with one generation per page.
     fn check_bytes(&self, file: usize, page: u64, bytes: &[u8]) {
         let source = &self.sources[file];
-        let now = source.generation.load(crate::sync::Ordering::SeqCst);
+        let now = source.generation.load(crate::base::sync::Ordering::SeqCst);
         for (n, part) in bytes.chunks(PAGE_BYTES).enumerate() {
             let words = part.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
             let mut words = words.map(u64::from_ne_bytes);

@@ -1,9 +1,9 @@
 //! Batches over several files, and compaction.
 
 use super::{Fixture, Plan, SMALL, Stores, holds_and_catches, race, spawn};
-use crate::frame::Order;
-use crate::mutant::Mutant;
-use crate::reclaim;
+use crate::base::mutant::Mutant;
+use crate::frames::Order;
+use crate::pages::reclaim;
 
 /// Three runs of eight frames, the first of which has the table and the index nodes.
 const RUNS: Plan = Plan { frames: 24, pages: 6, ..SMALL };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Stores::{AtOnce, Buffered};
 use super::{explore, spawn};
-use crate::sync::{AtomicU32, Mutex, Ordering, fence, scheduled};
+use crate::base::sync::{AtomicU32, Mutex, Ordering, fence, scheduled};
 
 type Words = Arc<(AtomicU32, AtomicU32)>;
 

@@ -15,8 +15,6 @@
 //! kernel has released it, which it does after the last request: the ring holds the write end of a
 //! pipe, and the read end then meets its end of file. (A forked child that lives on keeps the
 //! ring's descriptor open, which prolongs this wait.)
-//!
-//! Called by: `mod.rs`, which starts the thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, PipeReader};
@@ -28,14 +26,14 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::queue::{Left, Shared};
+use crate::base::sync::locks::Mutex;
+use crate::base::threads::start;
+use crate::base::wait;
 use crate::source::beside::Tries;
 use crate::source::descriptor::{Descriptor, Iovecs};
 use crate::source::pool;
 use crate::source::request::{Direction, Request};
 use crate::source::uring::{self, AbortOnUnwind};
-use crate::sync::locks::Mutex;
-use crate::threads::start;
-use crate::wait;
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
 const WAKE: u64 = u64::MAX;

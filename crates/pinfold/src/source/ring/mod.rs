@@ -10,8 +10,6 @@
 //! cancels what it has punted when that task exits. With a driver, only the driver is disturbed,
 //! and the cheaper single-issuer mode of the ring can be used.
 //!
-//! Called by: `disk.rs` (start) and `engine.rs` (life).
-//!
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the submitters' side: opening, taking requests, closing |
@@ -30,9 +28,9 @@ use rustix::event::EventfdFlags;
 use super::descriptor::Descriptor;
 use super::request::Request;
 use super::{Start, pool, uring};
-use crate::mutant::{self, Mutant};
-use crate::sync::locks::Mutex;
-use crate::threads::start;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::locks::Mutex;
+use crate::base::threads::start;
 use driver::Driver;
 use queue::{Shared, State};
 

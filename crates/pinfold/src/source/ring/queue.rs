@@ -21,17 +21,15 @@
 //! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter
 //! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
 //! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
-//!
-//! Called by: `mod.rs` (taking requests), `driver.rs` (carrying them out).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::base::sync::locks::Mutex;
 use crate::source::descriptor::Descriptor;
 use crate::source::request::Request;
 use crate::source::waiting::Waiting;
-use crate::sync::locks::Mutex;
 
 #[derive(Debug)]
 pub(super) struct Shared {

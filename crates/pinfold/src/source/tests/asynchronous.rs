@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
 use crate::source::waiting::Waiting;
 use crate::source::{Memory, Start};

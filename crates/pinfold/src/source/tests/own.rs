@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::opening::forbid;
 use super::*;
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::{Descriptor, Iovecs};
 use crate::source::own_ring::{Carrier, READS_MAX, Reads, Slots};
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::sync::locks::{Condvar, Mutex};
+use crate::base::sync::locks::{Condvar, Mutex};
 
 use super::*;
 use crate::source::descriptor::Descriptor;

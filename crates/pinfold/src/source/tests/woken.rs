@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinfold_testing::waker::Counted;
 
 use super::*;
-use crate::mutant::{self, Mutant};
+use crate::base::mutant::{self, Mutant};
 use crate::source::Start;
 use crate::source::descriptor::Descriptor;
 use crate::source::ring::ABSORBED_MAX;
@@ -38,7 +38,7 @@ fn most_unwoken() -> Option<usize> {
             assert_eq!(result.unwrap(), lent.bytes().len());
             let ended = ended.fetch_add(1, Ordering::SeqCst) + 1;
             most.fetch_max(ended - woken.times(), Ordering::SeqCst);
-            crate::wait::wake(waker.clone());
+            crate::base::wait::wake(waker.clone());
             tell.send(()).unwrap();
         };
         // SAFETY: the completion owns the memory.

@@ -1,0 +1,367 @@
+//! The counted guard: `file.get(page)`.
+//!
+//! Takes a reference that outlives the call, clones it, gives it back.
+//!
+//! # A hit, step by step
+//!
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
+//!    belongs to the file;
+//! 3. add one to the count, which must not be frozen;
+//! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
+//!
+//! Everything but the version is read from the entry before the add: other threads may take the
+//! entry's line away at any moment, and each later load has to fetch it again.
+//!
+//! # Why the bytes stay
+//!
+//! The guard owns one reference of the folio's count. So no thread can freeze the folio: it is not
+//! evicted, split, moved or written to. Invalidation can still remove it from its file; then the
+//! guard keeps the old bytes, and the last holder frees them.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::admit::{Wait, admit};
+use super::view::View;
+use crate::access::found::{Found, HoldablePage, Mark};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{ErrorKind, Result};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT, predicted};
+use crate::pages::core::{Core, Held, take_one};
+use crate::pages::fill;
+use crate::pages::handle::Handle;
+
+/// A page of a file, in place, under a counted reference. Derefs to the page's bytes.
+///
+/// Made by [`File::get`](crate::File::get). The bytes are a snapshot of one moment and never change
+/// under the guard, whatever happens to the file; [`is_current`](Self::is_current) says whether the
+/// file still has them. Guards can be sent to other threads and shared. The folio cannot be evicted
+/// while a guard lives, so a program that keeps many guards takes that memory from the cache.
+///
+/// Cost: one atomic add on the folio's line to get one, another for a clone, one subtraction for a
+/// drop. An [owned](Self::into_owned) guard also adds to and subtracts from the count of the cache
+/// itself.
+///
+/// ```
+/// # use pinfold::{Cache, Options, source::Memory};
+/// # let cache = Cache::new(Options::new(8 << 20))?;
+/// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+/// let page = file.get(1)?;
+/// assert_eq!(page.len(), 5000 - 4096);
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| assert_eq!(page[0], 7));
+/// });
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+pub struct FolioRef<'a> {
+    view: View,
+    core: NonNull<Core>,
+    /// Set if nothing else keeps the cache alive. Dropped after the reference is given back.
+    owner: Option<Arc<Core>>,
+    life: PhantomData<&'a Core>,
+}
+
+// SAFETY: what it points to (the core, an entry, bytes that no thread writes) is `Sync`, and any
+// thread may give the reference back.
+unsafe impl Send for FolioRef<'_> {}
+// SAFETY: as above; a shared guard hands out shared bytes only.
+unsafe impl Sync for FolioRef<'_> {}
+
+impl Handle {
+    /// The page number `page`, under a counted reference.
+    #[inline(always)]
+    pub(crate) fn get(&self, page: u64) -> Result<FolioRef<'_>> {
+        // Both paths return a `View`, which fits registers. A guard returned by value would go
+        // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
+        let view = match self.hold_at_once(page) {
+            Some(view) => view,
+            None => self.hold_slowly(page, true)?,
+        };
+        Ok(FolioRef::adopt(self, view))
+    }
+
+    /// The same, if the page is cached at this moment.
+    #[inline(always)]
+    pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        let view = match self.hold_at_once(page) {
+            Some(view) => view,
+            None => match self.try_hold(page)? {
+                Some(view) => view,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(FolioRef::adopt(self, view)))
+    }
+
+    /// By a reference, without fills.
+    #[cold]
+    #[inline(never)]
+    fn try_hold(&self, page: u64) -> Result<Option<View>> {
+        let view = self.held_now(page, (Mark::Meet, true), |held| {
+            let held = admit(self, held, page, Wait::Never).transpose()?;
+            let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
+            held.map(view).transpose()
+        });
+        if view.is_none() {
+            self.check_page(page)?;
+        }
+        view.transpose()
+    }
+
+    /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
+    #[inline(always)]
+    fn hold_at_once(&self, page: u64) -> Option<View> {
+        let view = self.hold_found(self.found(page, HoldablePage)?)?;
+        self.counters().count(Event::CountedHit);
+        Some(view)
+    }
+
+    /// Steps 3 and 4, of a page that was found. `None` if a step fails. The caller counts the hit.
+    #[inline(always)]
+    fn hold_found(&self, found: Found<'_>) -> Option<View> {
+        let Found { frame, head, from, stamp, at, span } = found;
+        let used_most = frame.is_used_most();
+        if !take_one(self.reference, frame) {
+            return None;
+        }
+        mutant::pause();
+        if frame.read_retry(stamp) && !mutant::on(Mutant::CountedBlindly) {
+            self.core.put(head);
+            return None;
+        }
+        if !used_most {
+            frame.note_use(self.counters().shard().comes_to(head.0), at as usize, PAGE_BYTES);
+        }
+        let bytes = predicted(from, at as usize, 0);
+        // Not negative: the folio has at least one byte of the page, as it was found.
+        let page_bytes = (span.wrapping_sub(at) as usize).min(PAGE_BYTES);
+        // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
+        Some(unsafe { View::at(frame, bytes, page_bytes) })
+    }
+
+    /// The same, in a guard. The caller counts the hit.
+    #[inline(always)]
+    pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
+        self.hold_found(found).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The hit alone.
+    #[inline(always)]
+    pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
+        self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The page under a counted reference, with fills, readahead and errors. With `counted`, a page
+    /// that is present counts as a hit.
+    pub(crate) fn get_slowly(&self, page: u64, counted: bool) -> Result<FolioRef<'_>> {
+        self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The same.
+    #[cold]
+    #[inline(never)]
+    fn hold_slowly(&self, page: u64, counted: bool) -> Result<View> {
+        self.held(
+            page,
+            (Mark::Meet, counted),
+            || self.get_missing(page),
+            |held| {
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                match FolioRef::of(self, held, page) {
+                    Some(folio) => Ok(Some(folio.into_view())),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
+    }
+
+    /// Reads the page if it is absent, waits for it, and meets a readahead mark.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn bring(&self, page: u64) -> Result<()> {
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || self.get_missing(page),
+            |held| match held.frame().file_bytes() as u64 + held.offset() {
+                end if end > page << PAGE_SHIFT => Ok(Some(())),
+                _ => self.check_page(page).map(|()| None),
+            },
+        )
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn get_missing(&self, page: u64) -> Result<Held<'_>> {
+        self.check_page(page)?;
+        fill::get(self, page, PAGE_BYTES)
+    }
+
+    /// # Errors
+    /// [`ErrorKind::BeyondEnd`] if the file ends before that page.
+    #[cold]
+    pub(crate) fn check_page(&self, page: u64) -> Result<()> {
+        let len_bytes = self.mapping.len_bytes();
+        if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
+            return Ok(());
+        }
+        Err(ErrorKind::BeyondEnd { path: self.mapping.path.clone(), page, len_bytes }.into())
+    }
+}
+
+impl<'a> FolioRef<'a> {
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was
+    /// admitted. `None` if the file ended before that page.
+    #[inline(always)]
+    pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
+        let (frame, head) = (held.frame(), held.head());
+        let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
+        let from = held.address(&handle.mapping);
+        // SAFETY: the reference is to the folio that has the page, and whose head this is.
+        let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
+        if !frame.is_used_most() {
+            frame.note_use(handle.counters().shard().comes_to(head.0), at, PAGE_BYTES);
+        }
+        // The reference is the guard's from here on.
+        std::mem::forget(held);
+        Some(FolioRef::adopt(handle, view))
+    }
+
+    /// Takes over a reference to the folio of `view`.
+    #[inline(always)]
+    pub(crate) fn adopt(handle: &'a Handle, view: View) -> Self {
+        // From the `Arc`, so that `into_owned` can make another `Arc` of it.
+        let core = Arc::as_ptr(&handle.core).cast_mut();
+        let core = NonNull::new(core).expect("an `Arc` is not null");
+        FolioRef { view, core, owner: None, life: PhantomData }
+    }
+
+    /// The view, with the reference. Only for a guard without an owner.
+    pub(crate) fn into_view(self) -> View {
+        debug_assert!(self.owner.is_none(), "an owner would be lost");
+        std::mem::ManuallyDrop::new(self).view
+    }
+
+    fn core(&self) -> &Core {
+        // SAFETY: the file, whose lifetime the guard has, keeps the core; or `owner` does.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Whether it may keep its folio: the page alone, or a folio that is granted.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn may_keep(&self) -> bool {
+        let frame = self.view.frame();
+        let granted = frame.flags().contains(crate::frames::Flags::GRANTED);
+        granted || frame.order() == crate::frames::Order::MIN
+    }
+
+    /// The word of a model's page, now.
+    #[cfg(all(test, loom))]
+    pub(crate) fn word(&self) -> u64 {
+        self.view.word()
+    }
+
+    /// The same page in a guard that keeps the cache itself alive and so outlives its file.
+    ///
+    /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
+    /// cache's count, a line that all such guards share. To keep a guard beside its file,
+    /// [`FolioOf`](crate::FolioOf) costs less.
+    pub fn into_owned(mut self) -> FolioRef<'static> {
+        if self.owner.is_none() {
+            // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.
+            unsafe { Arc::increment_strong_count(self.core.as_ptr()) };
+            // SAFETY: the count was raised for this one.
+            self.owner = Some(unsafe { Arc::from_raw(self.core.as_ptr()) });
+        }
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped or used again, so that each field is moved once.
+        let owner = unsafe { std::ptr::read(&raw const this.owner) };
+        FolioRef { view: this.view, core: this.core, owner, life: PhantomData }
+    }
+
+    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
+    /// beginning at [`folio_offset`](Self::folio_offset).
+    pub fn folio(&self) -> &[u8] {
+        // SAFETY: the reference keeps the folio, and a folio with holders is never written to.
+        unsafe { self.view.folio() }
+    }
+
+    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
+    /// 4096.
+    pub fn folio_offset(&self) -> u64 {
+        self.view.folio_offset()
+    }
+
+    /// Whether the file, as the cache knows it, still has these bytes. False for ever once the
+    /// folio has left the file: after [`File::invalidate`](crate::File::invalidate),
+    /// [`Hint::DontNeed`](crate::Hint::DontNeed) or a write, after a change of the file's length
+    /// within the folio, and after the cache has given up the file (its last handle was dropped, or
+    /// its descriptor was needed). Eviction and moves never make it false: they leave folios with
+    /// guards alone.
+    ///
+    /// It begins with an acquire fence: a thread that has read, by any load, something stored after
+    /// the folio left its file, gets false.
+    ///
+    /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
+    /// several pages that all say so, once the last of them was taken, show the file as of that one
+    /// moment. To go down an index tree, take the parent, read the child's number in it, take the
+    /// child, and then ask the parent: if it is current, the child is the right one. Cost: the
+    /// fence and one load.
+    pub fn is_current(&self) -> bool {
+        self.view.is_current()
+    }
+}
+
+impl Deref for FolioRef<'_> {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `folio`.
+        unsafe { self.view.page() }
+    }
+}
+
+impl AsRef<[u8]> for FolioRef<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Clone for FolioRef<'_> {
+    /// # Panics
+    /// If the folio has more than four million references.
+    #[inline]
+    fn clone(&self) -> Self {
+        self.view.frame().count.get(1);
+        FolioRef { view: self.view, core: self.core, owner: self.owner.clone(), life: PhantomData }
+    }
+}
+
+impl Drop for FolioRef<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if crate::base::sync::model_failed() {
+            return;
+        }
+        let frame = self.view.frame();
+        if frame.count.put(1) {
+            let core = self.core();
+            core.destroy(core.frames.number(frame), frame);
+        }
+    }
+}
+
+// As for `Cache`. The bytes do not change under the guard.
+impl UnwindSafe for FolioRef<'_> {}
+impl RefUnwindSafe for FolioRef<'_> {}
+
+impl std::fmt::Debug for FolioRef<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("FolioRef").field(&self.view).finish()
+    }
+}

@@ -1,0 +1,30 @@
+//! The second way in: borrowing pages in place.
+//!
+//! | way | file | stores to shared memory | may it leave its thread? |
+//! |---|---|---|---|
+//! | announced, [`Borrowed`] | `slot.rs` | none: one store to a line of the thread's own, one at the end | no |
+//! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
+//! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
+//!
+//! A counted guard with a share of its file is in `kept.rs`, above `file`.
+//!
+//! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
+//! which a counted guard would keep too much. Misses are `fill`'s.
+
+mod admit;
+mod counted;
+mod optimistic;
+mod reader;
+mod slot;
+mod view;
+
+#[cfg(not(loom))]
+pub(crate) use admit::may_keep;
+pub(crate) use admit::{Wait, admit};
+pub use counted::FolioRef;
+pub use optimistic::Optimistic;
+pub(crate) use reader::FreeSlots;
+pub use reader::Reader;
+pub use slot::Borrowed;
+#[cfg(not(loom))]
+pub(crate) use view::View;

@@ -1,0 +1,132 @@
+//! Reads pages without holding them: copy, then validate.
+//!
+//! Stamps of pages, racing copies, and the validation of several stamps at once. The guards that
+//! hold pages are in `slot.rs` and `counted.rs`.
+//!
+//! # Why valid stamps are of one moment
+//!
+//! Versions only grow, so a version that two loads find equal was unchanged in between. If all
+//! stamps are found unchanged after the last copy, then at the moment the last stamp was taken
+//! every page was what its copy says.
+
+use super::view::View;
+use crate::access::found::{AnyPage, Found};
+use crate::error::Result;
+use crate::frames::{Frame, PAGE_BYTES, Stamp, copy_racing};
+use crate::pages::handle::Handle;
+
+/// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
+///
+/// Made by [`File::optimistic`](crate::File::optimistic). Once the folio has been used, it stores
+/// nothing to shared memory, not even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
+/// written to at any moment. From then on [`validate`](Self::validate) is false, and the program
+/// must ask for the page again. An attempt to evict the page has the same effect.
+///
+/// ```
+/// # use pinfold::{Cache, Optimistic, Options, source::Memory};
+/// # let cache = Cache::new(Options::new(8 << 20))?;
+/// # let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 9000])))?;
+/// let (mut parent, mut child) = ([0; 8], [0; 8]);
+/// loop {
+///     let first = file.optimistic(0)?;
+///     first.read(16, &mut parent);
+///     // Validate a pointer before following it.
+///     if !first.validate() {
+///         continue;
+///     }
+///     let second = file.optimistic(u64::from(parent[0]) % 2)?;
+///     second.read(32, &mut child);
+///     // Both pages are of one moment; otherwise start again.
+///     if Optimistic::validate_all(&[first, second]) {
+///         break;
+///     }
+/// }
+/// # assert_eq!((parent, child), ([7; 8], [7; 8]));
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Optimistic<'a> {
+    frame: &'a Frame,
+    stamp: Stamp,
+    view: View,
+}
+
+// SAFETY: the view points to an entry and to bytes of the arena, which the file, whose lifetime
+// this has, keeps mapped; the bytes are read by racing loads only.
+unsafe impl Send for Optimistic<'_> {}
+// SAFETY: as above; nothing is stored.
+unsafe impl Sync for Optimistic<'_> {}
+
+impl Handle {
+    /// The page number `page`, up to date at this moment.
+    #[inline]
+    pub(crate) fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
+        // Ends: each repetition follows an eviction or invalidation of this folio.
+        loop {
+            if let Some(found) = self.stamped(page) {
+                return Ok(found);
+            }
+            self.bring(page)?;
+        }
+    }
+
+    /// The page as the index has it now. `None` unless it is up to date.
+    #[inline]
+    pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
+        let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
+        // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
+        let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
+        // The check makes length and address those of the folio with this stamp.
+        if frame.read_retry(stamp) {
+            return None;
+        }
+        if frame.is_unread() {
+            note_first_use(frame);
+        }
+        Some(Optimistic { frame, stamp, view })
+    }
+}
+
+/// Notes that the folio is used at all: whoever reads ahead wants to know.
+#[cold]
+#[inline(never)]
+fn note_first_use(frame: &Frame) {
+    frame.note_use(true, 0, PAGE_BYTES);
+}
+
+impl Optimistic<'_> {
+    /// The length of the page in bytes: 4096, or fewer at the end of the file.
+    #[allow(clippy::len_without_is_empty, reason = "a page past the end is none")]
+    pub fn len(&self) -> usize {
+        self.view.page_bytes()
+    }
+
+    /// Copies `buf.len()` bytes, from byte `from` of the page on, to `buf`. The copy is unspecified
+    /// until [`validate`](Self::validate) returns true.
+    ///
+    /// # Panics
+    /// If the range is not in the page.
+    pub fn read(&self, from: usize, buf: &mut [u8]) {
+        let page_bytes = self.view.page_bytes();
+        let inside = from.checked_add(buf.len()).is_some_and(|end| end <= page_bytes);
+        assert!(inside, "{} bytes at {from} of a page of {page_bytes}", buf.len());
+        let source = self.view.address().wrapping_add(from);
+        // SAFETY: inside a page of the arena, read by racing loads; `buf` is the caller's alone.
+        unsafe { copy_racing(buf.as_mut_ptr(), source, buf.len()) };
+    }
+
+    /// True if all copies made so far are of one moment, at which the file had these bytes, and it
+    /// still has them. May be false although nothing changed: an attempt to evict or move the page
+    /// suffices. Once false, it stays false. Cost: an acquire fence and one load.
+    #[must_use = "what was read may be used only if this is true"]
+    pub fn validate(&self) -> bool {
+        !self.frame.read_retry(self.stamp)
+    }
+
+    /// The same for several pages: true if all copies made so far of all `pages` are of one moment,
+    /// and the file still has these bytes.
+    #[must_use = "what was read may be used only if this is true"]
+    pub fn validate_all(pages: &[Self]) -> bool {
+        pages.iter().all(Self::validate)
+    }
+}

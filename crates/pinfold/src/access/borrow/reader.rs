@@ -1,0 +1,263 @@
+//! A thread's own side of borrowing: its slots, and what each of its guards shows.
+//!
+//! Finds free slots and owns the memory that guards point to. The shared records are in `readers`,
+//! the protocol in `slot.rs`.
+//!
+//! A guard is one pointer, to a [`State`] in here. If the guard were the five words of the state,
+//! compilers would return it through memory, stored in words and loaded in pairs. Such loads wait
+//! for the stores to reach the cache, which took twice as long as the rest of a borrow.
+//!
+//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
+//! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
+//! that borrows the same page again, to read its records one by one, therefore skips the look-up.
+
+use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::iter::Rev;
+use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use crate::base::barrier::Barrier;
+use crate::base::sync::{AtomicU32, Ordering};
+use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::pages::handle::Handle;
+use crate::pages::readers::{Readers, SEATS_FURTHER, SLOTS, Seat};
+
+/// The state of one guard: where it is announced, and what it shows.
+#[derive(Debug)]
+pub(super) struct State {
+    /// The guard's slot, in the thread's record. `None`: the guard has a reference, and its state
+    /// is boxed.
+    pub(super) slot: Option<NonNull<AtomicU32>>,
+    /// The handle of the guard that has the slot; stale if no guard has it.
+    pub(super) handle: Cell<Option<NonNull<Handle>>>,
+    /// What the guard that has the slot shows, or the last one that had it.
+    pub(super) shown: Cell<Shown>,
+}
+
+/// A page as a look-up found it: page `page` of the mapping, in the folio at `head`. Valid as long
+/// as the folio's version is `stamp`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown {
+    /// `u64::MAX`: none yet.
+    pub(super) page: u64,
+    pub(super) head: FrameNumber,
+    pub(super) stamp: Stamp,
+    /// The page's address, and how many of its bytes belong to the file.
+    pub(super) bytes: *mut u8,
+    pub(super) page_bytes: usize,
+}
+
+impl State {
+    /// For a slot that announces nothing, or for a guard with a reference (`None`).
+    pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
+        let (head, stamp, bytes) = (FrameNumber(0), Stamp::default(), std::ptr::null_mut());
+        let shown = Shown { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
+        State { slot, handle: Cell::new(None), shown: Cell::new(shown) }
+    }
+}
+
+/// A thread's registration to borrow from one cache: see [`File::borrow`](crate::File::borrow).
+///
+/// Made by [`Cache::reader`](crate::Cache::reader). It belongs to the thread that made it and
+/// cannot leave it. Keep one per thread, for long: making one takes a mutex, using it takes none. A
+/// drop unregisters it. It may live in a thread-local variable, whose destructors run in any order.
+/// It does not keep the cache alive.
+///
+/// ```compile_fail,E0277
+/// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
+/// let reader = cache.reader().unwrap();
+/// std::thread::spawn(move || drop(reader)); // it cannot be sent
+/// ```
+/// ```compile_fail,E0277
+/// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
+/// let reader = cache.reader().unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| drop(&reader)); // nor shared
+/// });
+/// ```
+pub struct Reader {
+    seat: Seat,
+    /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
+    unfenced_address: usize,
+    /// The folio borrowed last: borrowing from it again is not a further use.
+    last_head: Cell<u32>,
+    /// One per slot.
+    states: [State; SLOTS],
+    /// More of both, for large batches.
+    further: [OnceCell<Box<Further>>; SEATS_FURTHER],
+    /// Neither `Send` nor `Sync`: only this thread writes the slots.
+    stays: PhantomData<*mut ()>,
+}
+
+/// Slots for more borrows than a reader has at first: another record, which the reader keeps.
+#[derive(Debug)]
+struct Further {
+    seat: Seat,
+    states: [State; SLOTS],
+}
+
+/// A state for each slot of `seat`.
+fn states_of(seat: &Seat) -> [State; SLOTS] {
+    std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))))
+}
+
+/// The free slots of a reader, and their states. Of each record the last ones first: a reader's
+/// first slot is that of the quickest borrows, and what its state remembers is of most use.
+pub(crate) struct FreeSlots<'r> {
+    reader: &'r Reader,
+    left: Rev<slice::Iter<'r, State>>,
+    /// Which of the further slots are next.
+    further: usize,
+}
+
+impl<'r> FreeSlots<'r> {
+    /// One that is free.
+    #[inline(always)]
+    pub(super) fn next(&mut self) -> Option<(&'r AtomicU32, &'r State)> {
+        // Ends: there are so many further slots.
+        loop {
+            for state in &mut self.left {
+                let Some(slot) = state.slot else { continue };
+                // SAFETY: the slot is in a record of the reader, whose lifetime the states have.
+                let slot = unsafe { slot.as_ref() };
+                // Relaxed: as in `Reader::first_slot`.
+                if slot.load(Ordering::Relaxed) == 0 {
+                    return Some((slot, state));
+                }
+            }
+            self.turn()?;
+        }
+    }
+
+    /// On to further slots, if there are any.
+    #[cold]
+    #[inline(never)]
+    fn turn(&mut self) -> Option<()> {
+        let further = self.reader.further(self.further)?;
+        self.further += 1;
+        self.left = further.states.iter().rev();
+        Some(())
+    }
+}
+
+// As for `Cache`. A slot whose guard is dropped while its thread unwinds is free again. What the
+// cells remember is checked by the folio's version before each use.
+impl UnwindSafe for Reader {}
+impl RefUnwindSafe for Reader {}
+
+impl fmt::Debug for Reader {
+    /// One line: how many of its slots announce a page.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Relaxed: only this thread stores there.
+        let taken = |slot: &&AtomicU32| slot.load(Ordering::Relaxed) != 0;
+        let further = self.further.iter().filter_map(OnceCell::get).map(|further| &further.seat);
+        let seats = further.chain([&self.seat]);
+        let borrowed = seats.flat_map(Seat::slots).filter(taken).count();
+        f.debug_struct("Reader").field("borrowed", &borrowed).finish_non_exhaustive()
+    }
+}
+
+impl Reader {
+    pub(crate) fn new(seat: Seat) -> Self {
+        let states = states_of(&seat);
+        let unfenced_address = seat.unfenced_address();
+        let last_head = Cell::new(u32::MAX);
+        let further = [const { OnceCell::new() }; SEATS_FURTHER];
+        Reader { seat, unfenced_address, last_head, states, further, stays: PhantomData }
+    }
+
+    /// Whether it is a reader of the cache that has these `readers`.
+    pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
+        self.seat.is_of(readers)
+    }
+
+    /// Whether it is a reader of the cache whose readers are at `address`, and needs no fence.
+    #[inline(always)]
+    pub(super) fn is_unfenced_of(&self, readers_address: usize) -> bool {
+        self.unfenced_address == readers_address
+    }
+
+    /// The first slot and its state, if the slot is free.
+    #[inline(always)]
+    pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &State)> {
+        let slot = &self.seat.slots()[0];
+        // Relaxed: only this thread stores there.
+        (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
+    }
+
+    /// A free slot and its state; by preference, of the first four, one that showed `page` last.
+    pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &State)> {
+        let slots = self.seat.slots().iter().zip(&self.states);
+        // Relaxed: as in `first_slot`.
+        let mut free = slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0);
+        let Some(first) = free.next() else { return self.free_further_slot() };
+        let showed = |(_, state): &(_, &State)| state.shown.get().page == page;
+        if showed(&first) { Some(first) } else { free.take(3).find(showed).or(Some(first)) }
+    }
+
+    /// A free one of the further slots that batches have made.
+    #[cold]
+    fn free_further_slot(&self) -> Option<(&AtomicU32, &State)> {
+        let further = self.further.iter().map_while(OnceCell::get);
+        let mut slots =
+            further.flat_map(|further| further.seat.slots().iter().zip(&further.states));
+        // Relaxed: as in `first_slot`.
+        slots.find(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
+    }
+
+    /// All free slots, for a batch.
+    #[inline(always)]
+    pub(crate) fn free_slots(&self) -> FreeSlots<'_> {
+        FreeSlots { reader: self, left: self.states.iter().rev(), further: 0 }
+    }
+
+    /// Makes further slots if none is free, as far as there may be more.
+    pub(crate) fn make_room(&self) {
+        let _ = self.free_slots().next();
+    }
+
+    /// The number `n` of the further slots, which are made if need be, and may be.
+    fn further(&self, n: usize) -> Option<&Further> {
+        let further = self.further.get(n)?;
+        if further.get().is_none() {
+            let seat = self.seat.further()?;
+            let states = states_of(&seat);
+            // Nothing else sets it: the reader belongs to one thread.
+            further.get_or_init(|| Box::new(Further { seat, states }));
+        }
+        further.get().map(|further| &**further)
+    }
+
+    /// The reader's half of the fence. `ANY` is for all readers; without it, for those that need
+    /// none.
+    #[inline(always)]
+    pub(super) fn light_fence<const ANY: bool>(&self) {
+        if ANY {
+            self.seat.light_fence();
+        } else {
+            Barrier::Membarrier.light();
+        }
+    }
+
+    /// Notes a borrow of the folio's `page`.
+    #[inline(always)]
+    pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber, page: u64) {
+        if !frame.is_used_most() {
+            self.come_to(frame, head, page);
+        }
+    }
+
+    /// Out of line: a folio that is used often, in all parts, does not get here.
+    #[cold]
+    #[inline(never)]
+    fn come_to(&self, frame: &Frame, head: FrameNumber, page: u64) {
+        let came = self.last_head.replace(head.0) != head.0;
+        // Of the folio that is there now, if it is another one: then any number will do.
+        let at = (page << PAGE_SHIFT).wrapping_sub(frame.start_now());
+        frame.note_use(came, at as usize, PAGE_BYTES);
+    }
+}

@@ -1,0 +1,544 @@
+//! The announced guard: `file.borrow(page, &reader)`.
+//!
+//! The borrow without a store to shared memory, and its fallback. The slots, the scan of them, and
+//! the argument why an announcement suffices are in `readers/mod.rs`.
+//!
+//! # A borrow, step by step
+//!
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
+//!    belongs to the file;
+//! 3. store the head in a free slot of the reader;
+//! 4. the light fence;
+//! 5. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
+//!
+//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice.
+//!
+//! No step waits, and a hit stores only to memory of the thread's own. If a step fails, the slot is
+//! cleared and the page is held by a reference instead. Then 2 to 5 are tried again under that
+//! reference, which is given back if they succeed. If no slot is free the guard keeps the
+//! reference.
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
+
+use super::FolioRef;
+use super::admit::{self, Wait, admit};
+use super::reader::{FreeSlots, Reader, Shown, State};
+use super::view::{self, View};
+use crate::access::found::{AnyPage, Found, Mark, Want, WholePage};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU32, Ordering};
+use crate::error::{ErrorKind, Result};
+use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
+use crate::pages::core::Held;
+use crate::pages::handle::Handle;
+
+/// A page of a file, in place, announced in the thread's own slot. Derefs to the page's bytes.
+///
+/// Made by [`File::borrow`](crate::File::borrow). The bytes are a snapshot of one moment and never
+/// change under the guard, whatever happens to the file. The guard cannot leave its thread:
+///
+/// ```compile_fail,E0277
+/// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
+/// # let file = cache.attach("", std::sync::Arc::new(pinfold::source::Memory::new(vec![7]))).unwrap();
+/// let reader = cache.reader().unwrap();
+/// let page = file.borrow(0, &reader).unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || page[0]); // the guard cannot be sent
+/// });
+/// ```
+///
+/// [`upgrade`](Self::upgrade) makes a guard that can. While the guard lives, its folio cannot be
+/// evicted, moved or written to; a guard that is kept for ever costs just that folio. A
+/// [forgotten](std::mem::forget) guard keeps its slot until the reader is dropped.
+#[must_use = "the page is borrowed only as long as the guard lives"]
+pub struct Borrowed<'f, 'r> {
+    /// A state in the reader, or a boxed one. A pointer makes the guard neither `Send` nor `Sync`:
+    /// only the reader's thread writes the slot.
+    state: NonNull<State>,
+    file: PhantomData<&'f Handle>,
+    reader: PhantomData<&'r Reader>,
+}
+
+impl Handle {
+    /// The page number `page`, announced in a slot of `reader`.
+    ///
+    /// Inlined into the program is a hit in the reader's first slot without a fence; the rest is a
+    /// call.
+    #[inline(always)]
+    pub(crate) fn borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
+        if reader.is_unfenced_of(self.readers_address)
+            && let Some(free) = reader.first_slot()
+            && announce::<false, _>(self, page, WholePage, free, reader)
+        {
+            return Ok(Borrowed::of(free.1, self));
+        }
+        self.borrow_otherwise(page, reader)
+    }
+
+    /// The same, if the page is cached at this moment.
+    #[inline(always)]
+    pub(crate) fn try_borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        if reader.is_unfenced_of(self.readers_address)
+            && let Some(free) = reader.first_slot()
+            && announce::<false, _>(self, page, WholePage, free, reader)
+        {
+            return Ok(Some(Borrowed::of(free.1, self)));
+        }
+        self.try_borrow_otherwise(page, reader)
+    }
+
+    /// Any page, in any slot, with or without a fence; by the slow path if that fails.
+    #[cold]
+    #[inline(never)]
+    fn borrow_otherwise<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
+        self.check_reader(reader)?;
+        match self.borrow_at_once(page, reader) {
+            Some(borrowed) => Ok(borrowed),
+            None => self.borrow_slowly(page, reader),
+        }
+    }
+
+    /// The same, without fills.
+    #[cold]
+    #[inline(never)]
+    fn try_borrow_otherwise<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        self.check_reader(reader)?;
+        if let Some(borrowed) = self.borrow_at_once(page, reader) {
+            return Ok(Some(borrowed));
+        }
+        let borrowed = self.held_now(page, (Mark::Meet, false), |held| {
+            if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                return Some(Ok(borrowed));
+            }
+            let held = admit(self, held, page, Wait::Never).transpose()?;
+            held.map(|held| self.borrow_counted(page, held)).transpose()
+        });
+        if borrowed.is_none() {
+            self.check_page(page)?;
+        }
+        borrowed.transpose()
+    }
+
+    /// The hit alone, of a reader of this cache.
+    #[inline(always)]
+    pub(crate) fn borrow_one<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Option<Borrowed<'f, 'r>> {
+        if self.needs_no_fence(reader)
+            && let Some(free) = reader.first_slot()
+            && announce::<false, _>(self, page, WholePage, free, reader)
+        {
+            return Some(Borrowed::of(free.1, self));
+        }
+        self.borrow_at_once(page, reader)
+    }
+
+    /// Whether a borrow of `reader` has no fence. Then it is one of this cache's.
+    #[inline(always)]
+    pub(crate) fn needs_no_fence(&self, reader: &Reader) -> bool {
+        reader.is_unfenced_of(self.readers_address)
+    }
+
+    /// Steps 3 to 5 for a whole page that was found, in one of the `free` slots of a reader that
+    /// needs no fence. `None` if a step fails, or no slot is free.
+    #[inline(always)]
+    pub(crate) fn borrow_found<'f, 'r>(
+        &'f self,
+        page: u64,
+        found: Found<'f>,
+        reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
+    ) -> Option<Borrowed<'f, 'r>> {
+        let free = free.next()?;
+        let early = mutant::on(Mutant::BatchFencedFirst);
+        if early {
+            reader.light_fence::<false>();
+        }
+        if !announced(found, free.0) {
+            return None;
+        }
+        if !early {
+            reader.light_fence::<false>();
+        }
+        confirmed::<false>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// Steps 3 to 5 for the `pages` of a block as they were `found`, in `free` slots of the reader,
+    /// with one fence: the guards, in order, to the end of `guards`; `left` gets the numbers of the
+    /// pages for which a step failed, or that found no free slot.
+    #[inline(always)]
+    pub(crate) fn borrow_all_found<'f, 'r, const N: usize>(
+        &'f self,
+        pages: &[u64],
+        found: &[Option<Found<'f>>; N],
+        reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
+        guards: &mut Vec<Borrowed<'f, 'r>>,
+        mut left: impl FnMut(usize),
+    ) {
+        let early = mutant::on(Mutant::BatchFencedFirst);
+        if early {
+            reader.light_fence::<true>();
+        }
+        let mut slots = [None; N];
+        for (found, slot) in found.iter().zip(&mut slots) {
+            let &Some(found) = found else { continue };
+            let Some(next) = free.next() else { break };
+            *slot = Some(next).filter(|next| announced(found, next.0));
+        }
+        if !early {
+            reader.light_fence::<true>();
+        }
+        for (at, ((&page, found), slot)) in pages.iter().zip(found).zip(&slots).enumerate() {
+            match (found, slot) {
+                (&Some(found), &Some(slot)) if confirmed::<true>(page, found, slot, reader) => {
+                    guards.push(Borrowed::of(slot.1, self));
+                }
+                _ => left(at),
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`ErrorKind::ForeignReader`] if it is another cache's: threads that freeze scan the readers
+    /// of their own cache only.
+    pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
+        if reader.is_of(&self.core.readers) {
+            return Ok(());
+        }
+        Err(ErrorKind::ForeignReader { path: self.mapping.path.clone() }.into())
+    }
+
+    /// Steps 1 to 5 in any slot. `None` if a step fails.
+    pub(crate) fn borrow_at_once<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Option<Borrowed<'f, 'r>> {
+        let free = reader.free_slot(page)?;
+        announce::<true, _>(self, page, AnyPage, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// By a reference, with fills, readahead and errors.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn borrow_slowly<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
+        self.held(
+            page,
+            (Mark::Meet, false),
+            || self.get_missing(page),
+            |held| {
+                if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                    return Ok(Some(borrowed));
+                }
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                match self.borrow_counted(page, held) {
+                    Some(borrowed) => Ok(Some(borrowed)),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
+    }
+
+    /// Announces the page of a folio that is held and was up to date. `None` if that fails.
+    fn borrow_held<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+        held: &Held<'f>,
+    ) -> Option<Borrowed<'f, 'r>> {
+        let free = reader.free_slot(page);
+        if free.is_none() {
+            self.counters().count(Event::BorrowCounted);
+        }
+        let free = free?;
+        let found = self.look(held.head(), page << PAGE_SHIFT, AnyPage)?;
+        announce_found::<true>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// Keeps the reference instead. `None` if the file ended before that page.
+    fn borrow_counted<'f, 'r>(&'f self, page: u64, held: Held<'f>) -> Option<Borrowed<'f, 'r>> {
+        let head = held.head();
+        let folio = FolioRef::of(self, held, page)?;
+        Some(Borrowed::counted(folio.into_view(), head, page, self))
+    }
+}
+
+/// Steps 1 to 5, or 3 to 5 if the slot showed this page last. `ANY` allows fences and partial
+/// pages; without it there is no fence and `want` must be whole pages. True if the state now shows
+/// the page.
+#[inline(always)]
+fn announce<const ANY: bool, W: Want>(
+    handle: &Handle,
+    page: u64,
+    want: W,
+    free: (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    let shown = free.1.shown.get();
+    if shown.page == page && announce_again::<ANY>(handle, shown, free.0, reader) {
+        return true;
+    }
+    let Some(found) = handle.found(page, want) else { return false };
+    announce_found::<ANY>(page, found, free, reader)
+}
+
+/// Steps 3 to 5, for the page that the slot showed last.
+#[inline(always)]
+fn announce_again<const ANY: bool>(
+    handle: &Handle,
+    Shown { page, head, stamp, .. }: Shown,
+    slot: &AtomicU32,
+    reader: &Reader,
+) -> bool {
+    let Some((frame, _)) = handle.window.try_both(head) else { return false };
+    let anew = mutant::on(Mutant::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
+    // Release, both stores: as in `announce_found`.
+    slot.store(head.0, Ordering::Release);
+    reader.light_fence::<ANY>();
+    // The remembered page may have been another file's.
+    let same = frame.is_of(handle.id);
+    if frame.read_retry(anew.unwrap_or(stamp)) || !same {
+        slot.store(0, Ordering::Release);
+        return false;
+    }
+    reader.note_use(frame, head, page);
+    true
+}
+
+/// Steps 3 to 5. Without `ANY`, for whole pages only.
+#[inline(always)]
+fn announce_found<const ANY: bool>(
+    page: u64,
+    found: Found<'_>,
+    free: (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    if !announced(found, free.0) {
+        return false;
+    }
+    reader.light_fence::<ANY>();
+    confirmed::<ANY>(page, found, free, reader)
+}
+
+/// Step 3. False only in a mutant.
+#[inline(always)]
+fn announced(Found { frame, head, stamp, .. }: Found<'_>, slot: &AtomicU32) -> bool {
+    if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
+        return false;
+    }
+    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio in the
+    // slot, and so not the previous one, is ordered after all reads of the previous one.
+    slot.store(head.0, Ordering::Release);
+    true
+}
+
+/// Step 5, after the light fence: whether the state now shows the page; otherwise the slot is free.
+#[inline(always)]
+fn confirmed<const ANY: bool>(
+    page: u64,
+    Found { frame, head, from, stamp, at, span }: Found<'_>,
+    (slot, state): (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    // Inside the folio at this head if head and order are of one moment; otherwise still inside the
+    // arena, as each order that a head has had is that of a folio that began there.
+    let bytes = predicted(from, at as usize, 0);
+    let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
+    if !mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
+        // Release: as at the end of a borrow, though nothing was read.
+        slot.store(0, Ordering::Release);
+        return false;
+    }
+    reader.note_use(frame, head, page);
+    state.shown.set(Shown { page, head, stamp, bytes, page_bytes });
+    true
+}
+
+impl<'f, 'r> Borrowed<'f, 'r> {
+    /// A guard of what the state shows.
+    #[inline(always)]
+    fn of(state: &'r State, handle: &'f Handle) -> Self {
+        state.handle.set(Some(handle.into()));
+        Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
+    }
+
+    /// Takes over the reference of the folio that has this view.
+    fn counted(view: View, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
+        let state = State::new(None);
+        let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
+        state.shown.set(Shown { page, head, stamp: Stamp::default(), bytes, page_bytes });
+        state.handle.set(Some(handle.into()));
+        // The pointer of the box itself: `drop_counted` makes a box of it again.
+        let state = NonNull::from(Box::leak(Box::new(state)));
+        Borrowed { state, file: PhantomData, reader: PhantomData }
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &State {
+        // SAFETY: the reader, whose lifetime the guard has, does not move its states; a boxed state
+        // lives until the guard's drop.
+        unsafe { self.state.as_ref() }
+    }
+
+    /// What the guard shows.
+    fn view(&self) -> View {
+        let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
+        // SAFETY: as the look-up found it; a state changes only while its slot is free.
+        unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
+    }
+
+    fn handle(&self) -> &'f Handle {
+        let handle = self.state().handle.get().expect("set with the guard");
+        // SAFETY: made from a reference of this lifetime.
+        unsafe { handle.as_ref() }
+    }
+
+    /// The word of a model's page, now.
+    #[cfg(all(test, loom))]
+    pub(crate) fn word(&self) -> u64 {
+        self.view().word()
+    }
+
+    /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
+    /// If another thread is just trying to evict or move the folio, it waits for that thread, which
+    /// does no I/O meanwhile.
+    ///
+    /// It keeps the whole folio, however large: a folio that is borrowed cannot be split. For a
+    /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooManyReferences`] if the folio has four million references;
+    /// [`ErrorKind::Forked`] in a child that was forked while another thread tried to evict or move
+    /// it.
+    pub fn upgrade(&self) -> Result<FolioRef<'f>> {
+        let head = self.state().shown.get().head;
+        let count = &self.handle().core.frames.frame(head).count;
+        if mutant::on(Mutant::UpgradeUnannounced)
+            && let Some(slot) = self.state().slot
+        {
+            // SAFETY: as in `drop`.
+            unsafe { slot.as_ref() }.store(0, Ordering::Release);
+        }
+        // Frozen: another thread froze the folio and has not scanned the slots yet. It holds the
+        // mutex from before the freeze until it has thawed the folio, so under the mutex it is not
+        // frozen.
+        let got = count.try_get(1);
+        if got.is_err() {
+            self.handle().core.check_owner()?;
+        }
+        let got = got.or_else(|_| {
+            let _changing = self.handle().mapping.change();
+            count.try_get(1)
+        });
+        let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
+        let page = offset / crate::frames::PAGE_BYTES as u64;
+        got.map_err(|_| ErrorKind::TooManyReferences { path: path.clone(), page })?;
+        admit::upgraded(&self.handle().core, head);
+        Ok(FolioRef::adopt(self.handle(), self.view()))
+    }
+
+    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
+    /// beginning at [`folio_offset`](Self::folio_offset).
+    pub fn folio(&self) -> &[u8] {
+        // SAFETY: a folio that is announced or referenced is neither freed nor written to.
+        unsafe { self.view().folio() }
+    }
+
+    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
+    /// 4096.
+    pub fn folio_offset(&self) -> u64 {
+        self.view().folio_offset()
+    }
+
+    /// As [`FolioRef::is_current`].
+    pub fn is_current(&self) -> bool {
+        self.view().is_current()
+    }
+
+    /// Takes `self` by value: a guard whose address is never taken stays in a register.
+    #[cold]
+    #[inline(never)]
+    fn drop_counted(state: NonNull<State>) {
+        let (file, reader) = (PhantomData, PhantomData);
+        let guard = ManuallyDrop::new(Borrowed { state, file, reader });
+        drop(FolioRef::adopt(guard.handle(), guard.view()));
+        // SAFETY: a state without a slot was boxed for this guard, which ends here.
+        drop(unsafe { Box::from_raw(state.as_ptr()) });
+    }
+
+    /// Whether the guard has a reference because no slot was free.
+    pub fn is_counted(&self) -> bool {
+        self.state().slot.is_none()
+    }
+}
+
+impl Deref for Borrowed<'_, '_> {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        let Shown { bytes, page_bytes, .. } = self.state().shown.get();
+        // SAFETY: as the look-up found it, see `view`; and as in `folio`.
+        unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
+    }
+}
+
+impl AsRef<[u8]> for Borrowed<'_, '_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Borrowed<'_, '_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if crate::base::sync::model_failed() {
+            return;
+        }
+        let Some(slot) = self.state().slot else { return Self::drop_counted(self.state) };
+        // Release: pairs with the acquire in `Readers::look`: all reads here are ordered before
+        // what is done to the folio next.
+        let order =
+            if mutant::on(Mutant::ClearRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+        // SAFETY: the slot is in the record of the reader, which the guard's lifetime keeps.
+        unsafe { slot.as_ref() }.store(0, order);
+    }
+}
+
+// As for `Cache`. What the guard shows does not change while it lives.
+impl UnwindSafe for Borrowed<'_, '_> {}
+impl RefUnwindSafe for Borrowed<'_, '_> {}
+
+impl std::fmt::Debug for Borrowed<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Borrowed").field(&self.view()).finish()
+    }
+}

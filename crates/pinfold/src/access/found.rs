@@ -1,0 +1,247 @@
+//! Finding a cached page: the look-ups that all ways in share.
+//!
+//! | look-up | what the caller gets | called by |
+//! |---|---|---|
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`], [`Handle::look_into`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
+//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
+//! | [`Handle::held_now`] | the same, to a cached folio only | the slow path of the calls that never wait |
+//!
+//! What follows is each way's own: copy, announce, count or pin, then validate the version.
+//!
+//! # The optimistic look-up, step by step
+//!
+//! 1. look the page up in the index, which returns a hint, right or wrong;
+//! 2. load the folio's version, acquire; odd: not up to date, or being changed;
+//! 3. load its identity and its length; a mismatch: another folio has the frame by now, or the file
+//!    ends before the page.
+//!
+//! All of it is inlined into the program's own loops: every instruction here delays the memory
+//! accesses of the reads that follow (docs/cache.md, "What a short read costs").
+
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::error::Result;
+use crate::frames::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::pages::core::Held;
+use crate::pages::fill;
+use crate::pages::handle::Handle;
+
+/// A folio as an optimistic look-up found it. Nothing holds it: valid if [`Frame::read_retry`] says
+/// so.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) frame: &'a Frame,
+    pub(crate) head: FrameNumber,
+    /// The address of the folio's first byte.
+    pub(crate) from: *mut u8,
+    pub(crate) stamp: Stamp,
+    /// The offset in the folio of the wanted byte.
+    pub(crate) at: u64,
+    /// The folio's length, in the sense of the [`Want`].
+    pub(crate) span: u64,
+}
+
+/// What a way in needs of a folio, and how a failure is counted.
+pub(crate) trait Want: Copy {
+    /// The mapping, the offset in the file at which the folio begins, and the folio's length.
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        let (mapping, start, span) = frame.readable();
+        (mapping, start, span.into())
+    }
+
+    /// Whether the wanted bytes, from byte `at` of a folio on, lie within `span`.
+    fn fits(self, at: u64, span: u64) -> bool;
+
+    /// Counts that it was not found, for the reason `WHY`, an [`Event`].
+    #[inline(always)]
+    fn absent<const WHY: usize>(self, _: &Handle) {}
+
+    /// Counts that the folio has only a part of it.
+    #[inline(always)]
+    fn misfit(self, _: &Handle, _: &Frame, _: u64) {}
+}
+
+/// A whole page.
+#[derive(Clone, Copy)]
+pub(crate) struct WholePage;
+
+impl Want for WholePage {
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        // Compares the last byte: no overflow, as all of these are multiples of a page.
+        (at | (PAGE_BYTES as u64 - 1)) < span
+    }
+}
+
+/// A page that has at least one byte of the file.
+#[derive(Clone, Copy)]
+pub(crate) struct AnyPage;
+
+impl Want for AnyPage {
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
+}
+
+/// The same, of a folio that a counted guard may be taken of at once.
+#[derive(Clone, Copy)]
+pub(crate) struct HoldablePage;
+
+impl Want for HoldablePage {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        let (mapping, start, span) = frame.holdable();
+        (mapping, start, span.into())
+    }
+
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
+}
+
+/// A page, whether its folio has a readahead mark or not; `span` is the whole folio.
+#[derive(Clone, Copy)]
+pub(crate) struct PageOfFolio;
+
+impl Want for PageOfFolio {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        let (mapping, start, _) = frame.readable();
+        (mapping, start, frame.order().bytes() as u64)
+    }
+
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
+}
+
+/// What the slow path does with a page that has a readahead mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Starts the next readahead.
+    Meet,
+    /// Leaves the mark for a reader.
+    Leave,
+}
+
+impl Handle {
+    /// Looks up what is wanted of `page`.
+    #[inline(always)]
+    pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
+        self.look(self.hint(page), page << PAGE_SHIFT, want)
+    }
+
+    /// Looks up what is wanted from byte `offset` of the file on.
+    #[inline(always)]
+    pub(crate) fn found_at<W: Want>(&self, offset: u64, want: W) -> Option<Found<'_>> {
+        self.look(self.hint_of_byte(offset), offset, want)
+    }
+
+    /// Steps 2 and 3, for whatever folio is at `head`.
+    #[inline(always)]
+    pub(crate) fn look<W: Want>(
+        &self,
+        head: FrameNumber,
+        offset: u64,
+        want: W,
+    ) -> Option<Found<'_>> {
+        let Some(it) = self.window.try_both(head) else {
+            want.absent::<{ Event::Absent as usize }>(self);
+            return None;
+        };
+        self.look_into(it, head, offset, want)
+    }
+
+    /// The same, of an entry and its frame's address; `head` is that frame's number.
+    #[inline(always)]
+    pub(crate) fn look_into<'a, W: Want>(
+        &'a self,
+        (frame, from): (&'a Frame, *mut u8),
+        head: FrameNumber,
+        offset: u64,
+        want: W,
+    ) -> Option<Found<'a>> {
+        let Some(stamp) = frame.read_begin() else {
+            want.absent::<{ Event::Changing as usize }>(self);
+            return None;
+        };
+        let (id, start, span) = want.readable(frame);
+        let at = offset.wrapping_sub(start);
+        if id != self.id && !mutant::on(Mutant::AnyIdentity) {
+            want.absent::<{ Event::Identity as usize }>(self);
+            return None;
+        }
+        if !want.fits(at, span) {
+            want.misfit(self, frame, at);
+            return None;
+        }
+        Some(Found { frame, head, from, stamp, at, span })
+    }
+
+    /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
+    /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `fill`
+    /// gets a reference if the page is absent. With `counted`, a page that is present counts as a
+    /// hit.
+    #[inline(always)]
+    pub(crate) fn held<'a, T>(
+        &'a self,
+        page: u64,
+        (mark, counted): (Mark, bool),
+        mut fill: impl FnMut() -> Result<Held<'a>>,
+        mut done: impl FnMut(Held<'a>) -> Result<Option<T>>,
+    ) -> Result<T> {
+        // Ends: each repetition follows an invalidation of this folio, or the caller's patience
+        // bounds it.
+        loop {
+            let held = self.core.hold(&self.mapping, page);
+            // Given back before the fill, which may have to evict: hence no guard in the match.
+            let usable = |held: &Held<'_>| !held.frame().is_changing() && held.is_readable_here();
+            let held = match held.filter(usable) {
+                Some(held) => {
+                    if counted {
+                        self.counters().count(Event::CountedHit);
+                    }
+                    held
+                }
+                None => fill()?,
+            };
+            self.meet(mark, &held);
+            if let Some(it) = done(held)? {
+                return Ok(it);
+            }
+        }
+    }
+
+    /// Calls `done` with a reference to the folio that has `page`, if it is found up to date, and
+    /// returns its result. `None` if the page is absent, on its way, or just being changed; takes
+    /// no lock then.
+    #[inline(always)]
+    pub(crate) fn held_now<'a, T>(
+        &'a self,
+        page: u64,
+        (mark, counted): (Mark, bool),
+        done: impl FnOnce(Held<'a>) -> Option<T>,
+    ) -> Option<T> {
+        let held = self.core.hold(&self.mapping, page)?;
+        if held.frame().is_changing() || !held.is_readable_here() {
+            return None;
+        }
+        if counted {
+            self.counters().count(Event::CountedHit);
+        }
+        self.meet(mark, &held);
+        done(held)
+    }
+
+    /// Starts the next readahead, if the folio has a mark that this reader shall meet.
+    #[inline(always)]
+    fn meet(&self, mark: Mark, held: &Held<'_>) {
+        if mark == Mark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self, held);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Bringing one page for a future: looks for it, begins to read it, and waits for that without a
+//! thread.
+//!
+//! A future finds its page as the blocking ways in do. If the page is on its way, it leaves its
+//! waker with the folio (`wait`). If there is no memory, it queues (`pressure`). It starts fills by
+//! requests (`fill::begin`), which the ring carries out, or the workers.
+//!
+//! | state | holds | ends when |
+//! |---|---|---|
+//! | `Wait::Look` | nothing | it is polled |
+//! | `Wait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
+//! | `Wait::Turn` | a turn in the queue | memory or a worker is free, or a fill or a claim ended |
+//!
+//! From when it has begun a read until it returns, a future also has a claim to the pages that it
+//! brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
+//! keeps its turn until it gets what it wants.
+
+use std::task::{Poll, Waker};
+
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait::Ticket;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::pages::core::Held;
+use crate::pages::fill::{self, Begun, Wanted};
+use crate::pages::handle::Handle;
+use crate::pages::pressure::{Claim, Refused, Turn};
+use crate::pages::reclaim::{self, Patience};
+use crate::pages::stream::Plan;
+
+/// Brings one page, up to date and held.
+pub(super) struct Bring<'f> {
+    handle: &'f Handle,
+    pub(super) page: u64,
+    /// How much is wanted from the start of the page on.
+    bytes: usize,
+    pub(super) wait: Wait<'f>,
+    /// Whether the page was not there at first.
+    missed: bool,
+    claimed: Claim,
+    /// Its batch has a claim to its page, so it needs none.
+    pub(super) admitted: bool,
+    /// What it queues for is memory: the progress seen before it found none.
+    short: Option<u64>,
+    /// It queues, or was woken and tries.
+    turn: Option<Turn>,
+    plan: Option<Plan>,
+    wanted: Wanted,
+    patience: Option<Patience>,
+}
+
+/// See the table above.
+pub(super) enum Wait<'f> {
+    Look,
+    Arrival(Held<'f>, Ticket),
+    Turn,
+}
+
+impl<'f> Bring<'f> {
+    pub(super) fn new(handle: &'f Handle, page: u64, bytes: usize) -> Self {
+        Bring {
+            handle,
+            page,
+            bytes,
+            wait: Wait::Look,
+            missed: false,
+            claimed: Claim::default(),
+            admitted: false,
+            short: None,
+            turn: None,
+            plan: None,
+            wanted: Wanted::new(page, bytes),
+            patience: None,
+        }
+    }
+
+    /// What it reads where its page is absent, whatever the handle's stream says.
+    pub(super) fn reads(&mut self, plan: Plan) {
+        self.plan = Some(plan);
+    }
+
+    pub(super) fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
+        let polled = self.poll_on(waker);
+        if polled.is_ready() {
+            self.end();
+        }
+        polled
+    }
+
+    fn poll_on(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
+        let (handle, core) = (self.handle, &*self.handle.core);
+        let file = handle.mapping.id;
+        if core.owner.is_here() {
+            core.pressure.renew(file, &mut self.claimed);
+        }
+        // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
+        // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
+        // that failed it reads alone, and then returns the error.
+        loop {
+            if !matches!(self.wait, Wait::Look) {
+                core.check_owner()?;
+            }
+            match std::mem::replace(&mut self.wait, Wait::Look) {
+                Wait::Look => {}
+                Wait::Arrival(held, ticket) => {
+                    let frame = held.frame();
+                    let over = || !fill::is_on_its_way(frame);
+                    if !core.waiters.poll(held.head().0, ticket, waker, over) {
+                        self.wait = Wait::Arrival(held, ticket);
+                        return Poll::Pending;
+                    }
+                    match fill::arrived(core, held) {
+                        Ok(Some(held)) => return Poll::Ready(Ok(self.meet_mark(held))),
+                        Ok(None) => {}
+                        Err(error) => {
+                            self.plan = Some(self.wanted.alone(handle, &error).ok_or(error)?);
+                        }
+                    }
+                }
+                Wait::Turn => {
+                    if self.turn.is_some_and(|turn| core.pressure.is_queued(file, turn, waker)) {
+                        self.wait = Wait::Turn;
+                        return Poll::Pending;
+                    }
+                }
+            }
+            let first = !std::mem::replace(&mut self.missed, true);
+            let held = core.hold(&handle.mapping, self.page);
+            let held = match held {
+                Some(held) if first && !held.frame().is_changing() => {
+                    core.counters.count(Event::CountedHit);
+                    return Poll::Ready(Ok(self.meet_mark(held)));
+                }
+                held => held,
+            };
+            core.check_owner()?;
+            if let Some(held) = held {
+                // What others have read, or are reading, needs no claim.
+                self.wait_for(held);
+                continue;
+            }
+            let (claimed, seen) = self.claim();
+            let begun = match claimed {
+                Ok(()) => fill::begin(handle, self.page, self.bytes, &mut self.plan)?,
+                Err(_) => Begun::NoMemory,
+            };
+            let why = match begun {
+                Begun::Held(held) => {
+                    self.wait_for(held);
+                    continue;
+                }
+                Begun::NoWorker => Refused::OwnFile,
+                Begun::NoMemory => claimed.err().unwrap_or_else(|| fill::why_none(handle)),
+            };
+            let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+            let given_up = patience.is_over_for(core, &handle.mapping, why);
+            if given_up {
+                return Poll::Ready(Err(self.given_up(&begun, why)));
+            }
+            let claimed = self.claimed;
+            let queued = core.pressure.queue((file, self.turn), (why, seen), claimed, waker);
+            // Not before: cloning the waker may panic.
+            self.claimed = Claim::default();
+            if let Some(turn) = queued {
+                self.turn = Some(turn);
+                self.wait = Wait::Turn;
+                self.short = (why == Refused::NoMemory).then_some(seen);
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// The folio is on its way, or has just arrived.
+    fn wait_for(&mut self, held: Held<'f>) {
+        if fill::is_on_its_way(held.frame()) {
+            self.handle.core.counters.count(Event::Wait);
+        }
+        self.wait = Wait::Arrival(held, Ticket::new());
+        self.patience = None;
+        if let Some(turn) = self.turn.take() {
+            self.handle.core.pressure.served(self.handle.mapping.id, turn);
+        }
+    }
+
+    /// Whether it may begin, and what progress there was before.
+    fn claim(&mut self) -> (std::result::Result<(), Refused>, u64) {
+        let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
+        let Handle { core, mapping, .. } = self.handle;
+        if self.admitted {
+            return (Ok(()), core.pressure.progress_seen());
+        }
+        self.release();
+        let file = (mapping.id, &mapping.on_its_way);
+        let (claimed, seen) = core.pressure.claim(file, pages, self.turn.is_some());
+        (claimed.map(|claim| self.claimed = claim), seen)
+    }
+
+    /// For a part of a batch, after the submission of all that was absent: follows its page, if
+    /// that is there or on its way now. If not, it begins by itself when it is polled.
+    pub(super) fn follow(&mut self) {
+        // What its batch has read is no hit.
+        self.missed = true;
+        if let Some(held) = self.handle.core.hold(&self.handle.mapping, self.page) {
+            self.wait_for(held);
+        }
+    }
+
+    /// If it queues for memory: the progress seen before, and its turn.
+    pub(super) fn is_short(&self) -> Option<(u64, Turn)> {
+        let queues = matches!(self.wait, Wait::Turn);
+        self.short.zip(self.turn).filter(|_| queues)
+    }
+
+    /// Its turn, which the caller has from now on.
+    pub(super) fn hand_over_turn(&mut self) -> Option<Turn> {
+        self.wait = Wait::Look;
+        self.turn.take()
+    }
+
+    fn release(&mut self) {
+        let claimed = std::mem::take(&mut self.claimed);
+        if claimed.pages() > 0 {
+            self.handle.core.pressure.release(self.handle.mapping.id, claimed);
+        }
+    }
+
+    /// It waits for nothing any more, and keeps nothing.
+    fn end(&mut self) {
+        let core = &self.handle.core;
+        let (wait, turn) = (std::mem::replace(&mut self.wait, Wait::Look), self.turn.take());
+        if !core.owner.is_here() || crate::base::sync::model_failed() {
+            self.claimed = Claim::default();
+            return; // the locks may be held for ever
+        }
+        if let Wait::Arrival(held, ticket) = &wait {
+            core.waiters.leave(held.head().0, *ticket);
+        }
+        if let Some(turn) = turn {
+            core.pressure.leave(self.handle.mapping.id, turn);
+        }
+        self.release();
+    }
+
+    fn given_up(&self, refused: &Begun<'_>, why: Refused) -> Error {
+        let handle = self.handle;
+        if matches!(refused, Begun::NoWorker) {
+            return ErrorKind::Read {
+                path: handle.mapping.path.clone(),
+                offset: self.page << PAGE_SHIFT,
+                asked_bytes: self.bytes as u64,
+                cause: handle.core.engine.all_busy().into(),
+            }
+            .into();
+        }
+        let shortage = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
+        shortage.of_future(&handle.core, (&handle.mapping, self.page), why)
+    }
+
+    fn meet_mark(&self, held: Held<'f>) -> Held<'f> {
+        if held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self.handle, &held);
+        }
+        held
+    }
+}
+
+impl Drop for Bring<'_> {
+    fn drop(&mut self) {
+        if mutant::on(Mutant::DropKeepsClaim) {
+            self.claimed = Claim::default();
+        }
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Bring<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let waits_for = match &self.wait {
+            Wait::Look => "nothing",
+            Wait::Arrival(..) => "a read",
+            Wait::Turn => "its turn",
+        };
+        f.debug_struct("Bring").field("page", &self.page).field("waits_for", &waits_for).finish()
+    }
+}
+
+/// What a future has once it has to bring a page. Boxed: a future that is ready at once is small,
+/// and its end is a comparison.
+#[derive(Debug)]
+pub(super) struct Brought<'f>(pub(super) Option<Box<Bring<'f>>>);
+
+impl Drop for Brought<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(bring) = self.0.take() {
+            end_slowly(bring);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn end_slowly(bring: Box<Bring<'_>>) {
+    drop(bring);
+}

@@ -1,0 +1,267 @@
+//! The futures of [`File::read_at_async`](crate::File::read_at_async),
+//! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). They
+//! run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
+//! moment, evict what needs no write, and copy up to the whole buffer.
+//!
+//! They can be sent to other threads, and borrow their file: a task that is spawned takes an
+//! `Arc<File>` with it.
+//!
+//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
+//! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
+//! the read brings stays in the cache.
+//!
+//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
+//! waits for no read: [`try_get`](crate::File::try_get) and its like,
+//! [`prefetch`](crate::File::prefetch), the poll of a future. It must not wait for a read, as
+//! [`get`](crate::File::get) does: the thread that calls it may be the one that completes reads,
+//! and would wait for itself. In a forked child a future returns what is cached, or
+//! [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+//!
+//! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
+//! hold. It then fails with [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), as a thread does.
+//! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
+//! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
+//! at a time waits with its pages. If it is woken and not polled, another one may instead. A future
+//! that is not polled keeps what it has brought, and neither room nor its turn from others
+//! ([`File::get_many_async`](crate::File::get_many_async)).
+//!
+//! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
+//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
+//! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+//! let sum: u32 = runtime.block_on(async {
+//!     let page = file.get_async(3).await?;
+//!     let mut record = [0; 64];
+//!     file.read_at_async(&mut record, 50_000).await?;
+//!     Ok::<_, pinfold::Error>(page[..64].iter().chain(&record).map(|&byte| u32::from(byte)).sum())
+//! })?;
+//! assert_eq!(sum, 128 * 7);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+
+//
+// | file | subject |
+// |---|---|
+// | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
+// | `bring.rs` | bringing one page: the states of a future |
+// | `batch.rs` | the future of many pages: a claim to all, and a future for each |
+// | `room.rs` | waiting for memory for a copy |
+// | `set.rs` | futures that one thread waits for by one eventfd |
+//
+// Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
+// any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
+// it began goes on. Its result ends it in the same way, whether it is dropped then or not.
+//
+// In a forked child a future takes no lock: the threads that held them are not there.
+
+mod batch;
+mod bring;
+#[cfg(not(loom))]
+mod room;
+mod set;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+use std::num::NonZero;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use crate::access::borrow::{self, FolioRef};
+use crate::base::counters::Event;
+use crate::error::Result;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::pages::core::Held;
+use crate::pages::handle::Handle;
+use crate::pages::stream::Plan;
+pub use batch::GetMany;
+use bring::{Bring, Brought, Wait};
+#[cfg(not(loom))]
+pub(crate) use room::copy_memory;
+pub(crate) use set::{Ready, Set};
+
+/// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
+/// gets the page once more.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Get<'f> {
+    handle: &'f Handle,
+    page: u64,
+    bring: Brought<'f>,
+}
+
+impl<'f> Get<'f> {
+    #[inline]
+    pub(crate) fn new(handle: &'f Handle, page: u64) -> Self {
+        Get { handle, page, bring: Brought(None) }
+    }
+
+    fn bring(&mut self) -> &mut Bring<'f> {
+        let Get { handle, page, bring } = self;
+        bring.0.get_or_insert_with(|| Box::new(Bring::new(handle, *page, PAGE_BYTES)))
+    }
+
+    /// What it waits for, if it waits.
+    fn wait(&self) -> &Wait<'f> {
+        self.bring.0.as_ref().map_or(&Wait::Look, |bring| &bring.wait)
+    }
+
+    #[inline]
+    fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if self.bring.0.is_none()
+            && let Some(folio) = self.handle.get_at_once(self.page)
+        {
+            return Poll::Ready(Ok(folio));
+        }
+        self.poll_slowly(waker)
+    }
+
+    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is
+    /// woken when the page is there. When its turn comes, `waker` is woken all the same.
+    fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if !matches!(self.wait(), Wait::Turn) {
+            let polled = self.poll_with(Waker::noop());
+            if !matches!(self.wait(), Wait::Turn) {
+                return polled;
+            }
+        }
+        self.poll_with(waker)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let polled = self.poll_brought(waker);
+        if polled.is_ready() {
+            self.bring.0 = None;
+        }
+        polled
+    }
+
+    fn poll_brought(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let Get { handle, page, .. } = *self;
+        // Ends: each repetition follows an invalidation of this folio.
+        loop {
+            handle.check_page(page)?;
+            let held = ready!(self.bring().poll(waker))?;
+            let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
+            if let Some(held) = held
+                && let Some(folio) = FolioRef::of(handle, held, page)
+            {
+                return Poll::Ready(Ok(folio));
+            }
+        }
+    }
+}
+
+impl<'f> Future for Get<'f> {
+    type Output = Result<FolioRef<'f>>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_with(context.waker())
+    }
+}
+
+/// The folio of `page`, up to date and held: what [`fill::get`](crate::pages::fill::get) gives to a thread.
+/// With `alone`, nothing but the page is read.
+pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
+    let mut bring = Bring::new(handle, page, PAGE_BYTES);
+    if alone {
+        bring.reads(Plan::of(page + 1));
+    }
+    std::future::poll_fn(|context| bring.poll(context.waker())).await
+}
+
+/// The folio of `page`, of which `bytes` bytes are wanted from its start on; the same.
+#[cfg(not(loom))]
+pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
+    let mut bring = Bring::new(handle, page, bytes);
+    std::future::poll_fn(|context| bring.poll(context.waker())).await
+}
+
+/// The future of [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned,
+/// it returns the same count, or tries again what failed.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Read<'f, 'b> {
+    handle: &'f Handle,
+    buf: &'b mut [u8],
+    offset: u64,
+    done: usize,
+    /// The page at which `done` ends, once something had to be brought.
+    bring: Brought<'f>,
+    polled: bool,
+}
+
+impl<'f, 'b> Read<'f, 'b> {
+    #[inline]
+    pub(crate) fn new(handle: &'f Handle, buf: &'b mut [u8], offset: u64) -> Self {
+        Read { handle, buf, offset, done: 0, bring: Brought(None), polled: false }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
+        let Read { handle, buf, offset, done, bring: Brought(bring), .. } = self;
+        handle.check_range(buf, *offset)?;
+        // Ends: each turn copies at least a byte, or is the last.
+        loop {
+            let at = *offset + *done as u64;
+            if *done == buf.len() || at >= handle.mapping.len_bytes() {
+                *bring = None;
+                return Poll::Ready(Ok(*done));
+            }
+            let wanted = at as usize % PAGE_BYTES + buf.len() - *done;
+            let brought = bring
+                .get_or_insert_with(|| Box::new(Bring::new(handle, at >> PAGE_SHIFT, wanted)))
+                .poll(waker);
+            let held = ready!(brought);
+            *bring = None;
+            match handle.copy_held(&held?, &mut buf[*done..], at) {
+                0 => return Poll::Ready(Ok(*done)), // the file is shorter by now
+                copied => *done += copied,
+            }
+        }
+    }
+}
+
+impl Future for Read<'_, '_> {
+    type Output = Result<usize>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if !std::mem::replace(&mut this.polled, true) {
+            match NonZero::new(this.buf.len()) {
+                Some(bytes) => this.handle.counters().shard().count_read(bytes),
+                None => this.handle.counters().count(Event::EmptyRead),
+            }
+            if !this.buf.is_empty() && this.handle.short(this.buf, this.offset) {
+                this.done = this.buf.len();
+                return Poll::Ready(Ok(this.done));
+            }
+        }
+        this.poll_slowly(context.waker())
+    }
+}
+
+// The handle is left out, as all of the cache is behind it.
+impl std::fmt::Debug for Get<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Get").field("page", &self.page).field("bring", &self.bring).finish()
+    }
+}
+
+impl std::fmt::Debug for Read<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Read")
+            .field("offset", &self.offset)
+            .field("bytes", &self.buf.len())
+            .field("done", &self.done)
+            .field("bring", &self.bring)
+            .finish()
+    }
+}

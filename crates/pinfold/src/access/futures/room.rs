@@ -1,0 +1,79 @@
+//! Waiting for memory for a copy, without a thread: [`copy_memory`].
+//!
+//! It queues (`pressure/queue.rs`), and holds nothing meanwhile. All that want a copy queue in one
+//! line, whatever their files: the first one tries, and the others wait for their turn. No other
+//! futures wait behind that line: there may be memory for them, though other copies, or guards,
+//! leave too little for a copy. What they bring can be evicted for it.
+
+use std::task::{Poll, Waker};
+
+use crate::base::mutant::{self, Mutant};
+use crate::error::Result;
+use crate::frames::MAPPING_NONE;
+use crate::pages::handle::Handle;
+use crate::pages::pressure::{Claim, OnItsWay, Refused, Turn};
+use crate::pages::reclaim::{self, Copied, Patience, allocate_copy};
+
+/// The line of all copies: no file has that number.
+const COPIES: u32 = MAPPING_NONE;
+
+/// Memory for a copy of `bytes` bytes, from those of `page` on.
+pub(crate) async fn copy_memory(handle: &Handle, page: u64, bytes: usize) -> Result<Copied> {
+    let mut room = Room { handle, page, bytes, turn: None, patience: None };
+    std::future::poll_fn(|context| room.poll(context.waker())).await
+}
+
+struct Room<'f> {
+    handle: &'f Handle,
+    page: u64,
+    bytes: usize,
+    /// It queues, or was woken and tries.
+    turn: Option<Turn>,
+    /// From its first attempt on: until then, the patience of those before it counts.
+    patience: Option<Patience>,
+}
+
+impl Room<'_> {
+    fn poll(&mut self, waker: &Waker) -> Poll<Result<Copied>> {
+        let Handle { core, mapping, .. } = self.handle;
+        // Ends: each turn follows progress of others.
+        loop {
+            core.check_owner()?;
+            if self.turn.is_some_and(|turn| core.pressure.is_queued(COPIES, turn, waker)) {
+                return Poll::Pending;
+            }
+            // Of no pages: whether others are before it.
+            let line = (COPIES, &OnItsWay::default());
+            let (may_try, seen) = core.pressure.claim(line, 0, self.turn.is_some());
+            let mut why = Refused::Behind;
+            if may_try.is_ok() {
+                let place = (&**mapping, self.page);
+                if let Some(copied) = allocate_copy(core, place, self.bytes, false)? {
+                    if let Some(turn) = self.turn.take() {
+                        core.pressure.served(COPIES, turn);
+                    }
+                    return Poll::Ready(Ok(copied));
+                }
+                let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+                if patience.is_over_for_copy(core) {
+                    let shortage = reclaim::shortage(core, self.bytes as u64);
+                    return Poll::Ready(Err(shortage.of(mapping, self.page)));
+                }
+                let before_all = mutant::on(Mutant::CopyBeforeAll);
+                why = if before_all { Refused::NoMemory } else { Refused::OwnFile };
+            }
+            let to = (COPIES, self.turn);
+            let queued = core.pressure.queue(to, (why, seen), Claim::default(), waker);
+            self.turn = queued.or(self.turn);
+        }
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let core = &self.handle.core;
+        if let Some(turn) = self.turn.take().filter(|_| core.owner.is_here()) {
+            core.pressure.leave(COPIES, turn);
+        }
+    }
+}

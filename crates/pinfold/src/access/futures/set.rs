@@ -1,0 +1,197 @@
+//! Futures that one thread waits for, behind an eventfd that is readable while one of them may have
+//! ended.
+//!
+//! # How it works
+//!
+//! Each future is polled when it is begun. Its waker puts its key into `Woken`. The thread takes
+//! what has ended: it polls the futures whose keys are there.
+//!
+//! The eventfd is written and read under the mutex of `Woken` alone, and `raised` says whether it
+//! was written. It is raised by whoever adds the first key, or says that there is something to take
+//! besides, and lowered when the thread has found nothing any more. So it is readable exactly as
+//! long as there may be something to take, and a thread that waits for it misses nothing.
+//!
+//! A key is never used again. What wakes a future that has ended, or was given up, finds none.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use rustix::event::EventfdFlags;
+
+use crate::base::fork::Owner;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::locks::Mutex;
+use crate::error::{ErrorKind, Result};
+
+/// Futures of type `F`, each with a tag.
+pub(crate) struct Set<T, F: ?Sized> {
+    ready: Arc<Ready>,
+    waiting: HashMap<u64, Waiting<T, F>>,
+    last_key: u64,
+}
+
+struct Waiting<T, F: ?Sized> {
+    tag: T,
+    future: Pin<Box<F>>,
+    waker: Waker,
+}
+
+impl<T, F: Future + ?Sized> Set<T, F> {
+    /// None yet, behind a new descriptor.
+    pub(crate) fn of(ready: Ready) -> Self {
+        Set { ready: Arc::new(ready), waiting: HashMap::new(), last_key: 0 }
+    }
+
+    /// Polls a new future. Keeps it unless it ends at once: then this is its end.
+    pub(crate) fn begin(&mut self, tag: T, future: Pin<Box<F>>) -> Option<(T, F::Output)> {
+        self.last_key += 1;
+        let key = self.last_key;
+        let waker = Waker::from(Arc::new(Key { key, ready: self.ready.clone() }));
+        let mut waiting = Waiting { tag, future, waker };
+        match waiting.poll() {
+            Poll::Ready(output) => Some((waiting.tag, output)),
+            Poll::Pending => {
+                self.waiting.insert(key, waiting);
+                None
+            }
+        }
+    }
+
+    /// One that has ended by now. If there is none, the descriptor is not readable any more.
+    pub(crate) fn next(&mut self) -> Option<(T, F::Output)> {
+        // Ends: each turn takes a key, and each key was added because something has happened.
+        loop {
+            let key = self.ready.take()?;
+            // Without a future if it was given up, or woken once more.
+            let Some(waiting) = self.waiting.get_mut(&key) else { continue };
+            if let Poll::Ready(output) = waiting.poll() {
+                let ended = self.waiting.remove(&key)?;
+                return Some((ended.tag, output));
+            }
+        }
+    }
+
+    /// Wakes a future that is not there.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn wake_nobody(&self) {
+        self.ready.add(0);
+    }
+
+    /// Makes the descriptor readable, until [`next`](Self::next) finds nothing.
+    pub(crate) fn raise(&self) {
+        self.ready.raise();
+    }
+
+    /// Gives up those for whose tag `keep` is false.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        self.waiting.retain(|_, waiting| keep(&waiting.tag));
+    }
+
+    /// How many have not ended.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+impl<T, F: Future + ?Sized> Waiting<T, F> {
+    fn poll(&mut self) -> Poll<F::Output> {
+        self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
+    }
+}
+
+impl<T, F: ?Sized> AsFd for Set<T, F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.event.as_fd()
+    }
+}
+
+/// What those who wake and the thread share. It can be made for a thread that does not run yet.
+pub(crate) struct Ready {
+    woken: Mutex<Woken>,
+    event: OwnedFd,
+    owner: Owner,
+}
+
+struct Woken {
+    /// Of futures to be polled.
+    keys: VecDeque<u64>,
+    /// Whether the eventfd is readable.
+    raised: bool,
+}
+
+impl Ready {
+    /// # Errors
+    /// [`ErrorKind::Eventfd`], [`ErrorKind::ForkHandler`].
+    pub(crate) fn new() -> Result<Self> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+        let owner =
+            Owner::here().map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        let woken = Mutex::new(Woken { keys: VecDeque::new(), raised: false });
+        Ok(Ready { woken, event, owner })
+    }
+
+    /// A future is to be polled.
+    fn add(&self, key: u64) {
+        // As in `raise`.
+        if !self.owner.is_here() {
+            return;
+        }
+        let mut woken = self.woken.lock();
+        woken.keys.push_back(key);
+        self.raise_if_not(&mut woken);
+    }
+
+    /// Something has ended.
+    fn raise(&self) {
+        // A child of a fork would raise its parent's eventfd, and the mutex may be locked for ever.
+        if self.owner.is_here() {
+            self.raise_if_not(&mut self.woken.lock());
+        }
+    }
+
+    fn raise_if_not(&self, woken: &mut Woken) {
+        if !std::mem::replace(&mut woken.raised, true) && !mutant::on(Mutant::EventUnwritten) {
+            let write = || rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            let written = rustix::io::retry_on_intr(write);
+            assert!(written.is_ok(), "writing to the eventfd failed: {written:?}");
+        }
+    }
+
+    /// The future to be polled next. If there is none, the eventfd is not readable any more.
+    fn take(&self) -> Option<u64> {
+        if !self.owner.is_here() {
+            return None;
+        }
+        let mut woken = self.woken.lock();
+        let key = woken.keys.pop_front();
+        if key.is_none() && std::mem::take(&mut woken.raised) {
+            let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.event, &mut [0; 8]));
+            // Not there any more if a program has read it, which it should not.
+            assert!(
+                matches!(read, Ok(8) | Err(rustix::io::Errno::AGAIN)),
+                "reading the eventfd failed: {read:?}"
+            );
+        }
+        key
+    }
+}
+
+/// Wakes one future.
+struct Key {
+    key: u64,
+    ready: Arc<Ready>,
+}
+
+impl Wake for Key {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.add(self.key);
+    }
+}

@@ -1,0 +1,405 @@
+//! What is absent of many pages, begun to be read as one submission.
+//!
+//! Which pages are absent, memory for them, and their requests. How a fill goes on from there is
+//! `fill`'s.
+//!
+//! # Step by step
+//!
+//! 1. ask for each page whether its folio is there, cached or on its way, by a look-up that takes
+//!    no lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group
+//!    has one read of at most a window;
+//! 2. if a thread waits for them: prepare the first group, as a single miss does (`fill::prepare`).
+//!    Only here may the thread wait for memory: none of its folios is on its way yet;
+//! 3. memory for all other groups, as far as it can be had without waiting;
+//! 4. put all of these folios into the index under one hold of the file's mutex. Where another
+//!    thread was faster, its folio stays, and this one is given back;
+//! 5. if a thread waits, and the file is one of the system's: read all groups at once by the
+//!    thread's own ring (`source/own_ring.rs`), the first perhaps before steps 3 and 4. Otherwise
+//!    give one request for each group to the source's engine, all in one call;
+//! 6. if a thread waits, and has not read them by now: read the first group in this thread, and
+//!    then, one by one, the requests that the engine did not take. Otherwise give up those
+//!    requests, which takes their folios out of the index again.
+//!
+//! A prefetch therefore costs about what its share of a single miss costs without the read: one
+//! allocation and one insert for each folio, and for all together one mutex and one submission.
+//! Pages that are there cost a look-up.
+//!
+//! Futures begin as threads do, but wait for no memory, read nothing themselves, and leave requests
+//! that the engine did not take to each future's own attempt.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::ReadAt;
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait;
+use crate::error::Result;
+use crate::frames::{FrameNumber, Order, PAGE_BYTES};
+use crate::pages::core::Core;
+use crate::pages::failures::Failed;
+use crate::pages::fill::{self, Batch, FOLIOS_MAX, For};
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Mapping;
+use crate::pages::reclaim;
+use crate::pages::stream::Plan;
+
+/// The most groups of one submission.
+const GROUPS_MAX: usize = 64;
+
+/// The most pages of one submission, unless a single group has more: until it is given to the
+/// engine its memory is of no use to anyone.
+const PAGES_MAX: u64 = 4096;
+
+/// The most pages of a group of which a thread waits for a page.
+const WINDOW: u64 = Order::MAX.frames() as u64;
+
+/// Pages that are absent, and the groups that they make.
+pub(crate) struct Absent<'a> {
+    handle: &'a Handle,
+    pages: Vec<u64>,
+    /// Pages that the file has.
+    end: u64,
+}
+
+impl<'a> Absent<'a> {
+    /// None so far, of the file of `handle`.
+    pub(crate) fn new(handle: &'a Handle) -> Self {
+        let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+        Absent { handle, pages: Vec::new(), end }
+    }
+
+    /// Step 1: adds what is absent of `pages`; true if any of it is.
+    pub(crate) fn add(&mut self, pages: Range<u64>) -> bool {
+        let (before, end) = (self.pages.len(), pages.end.min(self.end));
+        let mut page = pages.start;
+        // Ends: each turn advances `page`.
+        while page < end {
+            page = there_up_to(self.handle, page).unwrap_or_else(|| {
+                self.pages.push(page);
+                page + 1
+            });
+        }
+        self.pages.len() > before
+    }
+
+    /// The groups, of at most `window` pages, that do not cross a multiple of that.
+    fn groups(mut self, window: u64) -> Vec<Range<u64>> {
+        self.pages.sort_unstable();
+        self.pages.dedup();
+        let adjacent =
+            |before: &u64, next: &u64| before + 1 == *next && !next.is_multiple_of(window);
+        let groups = self.pages.chunk_by(adjacent);
+        groups.map(|group| group[0]..group[group.len() - 1] + 1).collect()
+    }
+
+    /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
+    /// could not be begun, or has failed. Returns where the errors of failed reads are, if there
+    /// was anything to read; some may still come.
+    ///
+    /// # Errors
+    /// As for [`fill::prepare`] of the first group, and
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
+    pub(super) fn read(self) -> Result<Option<Arc<Failed>>> {
+        if self.pages.is_empty() {
+            return Ok(None);
+        }
+        let handle = self.handle;
+        handle.core.check_owner()?;
+        let failed = Arc::new(Failed::new());
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Thread)?;
+        let ahead = first.as_ref().map(|First { plan, after, .. }| (*plan, *after));
+        let first = first.map(|First { mut batch, missed, .. }| {
+            batch.tell(&failed);
+            handle.core.counters.add(Event::Miss, missed);
+            batch
+        });
+        let prepare_others = || {
+            let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
+            for batch in &mut others {
+                batch.tell(&failed);
+            }
+            handle.core.counters.add(Event::Miss, folios(&others));
+            // These have the memory first, as they are waited for.
+            if let Some((plan, after)) = ahead
+                && plan.ahead_end > after
+            {
+                fill::start_ahead(handle, after, plan);
+            }
+            others
+        };
+        let several = usize::from(first.is_some()) + groups.len() > 1;
+        if several && let Some(ring) = handle.mapping.backing.own_ring() {
+            let mut others = Vec::new();
+            let prepared = &mut others;
+            let read = ring.read_all(first.as_ref().map(Batch::reading), move || {
+                *prepared = prepare_others();
+                prepared.iter().map(Batch::reading).collect()
+            });
+            wait::together(|| {
+                for (batch, read) in first.into_iter().chain(others).zip(read) {
+                    batch.finish(read, false);
+                }
+            });
+            return Ok(Some(failed));
+        }
+        let others = prepare_others();
+        let request = |batch| fill::request(handle, batch).awaited();
+        let mut requests = others.into_iter().map(request).collect();
+        handle.mapping.backing.submit(&mut requests);
+        if let Some(batch) = first {
+            batch.read(false);
+        }
+        for request in requests {
+            let read = handle.mapping.backing.read(request.offset(), request.extents());
+            request.finish(read);
+        }
+        Ok(Some(failed))
+    }
+
+    /// The same for futures, of which each then waits for its page. Nothing waits here: what could
+    /// not be begun at once is left to them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub(crate) fn begin(self) -> Result<()> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let handle = self.handle;
+        handle.core.check_owner()?;
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Future)?;
+        // Others are on all of them, or there is no memory.
+        let Some(First { batch, plan, after, missed }) = first else { return Ok(()) };
+        let mut misses = vec![missed];
+        let mut requests = vec![fill::request(handle, batch).awaited()];
+        let (mut left, mut all_misses) = (&groups[..], 0);
+        // Ends: each turn is the last, or of the groups after some others.
+        loop {
+            let (now, later) = left.split_at(submission(left).len());
+            for batch in prepare(handle, now, For::Batch).0 {
+                misses.push(batch.folios() as u64);
+                requests.push(fill::request(handle, batch).awaited());
+            }
+            handle.mapping.backing.submit(&mut requests);
+            // What was not taken is no miss: each future tries by itself.
+            misses.truncate(misses.len().saturating_sub(requests.len()));
+            all_misses += misses.drain(..).sum::<u64>();
+            let taken = requests.is_empty();
+            fill::give_up(std::mem::take(&mut requests));
+            left = later;
+            if left.is_empty() || !taken {
+                break;
+            }
+        }
+        handle.core.counters.add(Event::Miss, all_misses);
+        if all_misses > 0 && plan.ahead_end > after {
+            fill::start_ahead(handle, after, plan);
+        }
+        Ok(())
+    }
+}
+
+/// What is on its way of the first group, and what to read ahead behind it.
+struct First<'a> {
+    batch: Borrowed<'a>,
+    plan: Plan,
+    /// The page after the batch.
+    after: u64,
+    /// What a single miss would count: of a window, the rest was read ahead.
+    missed: u64,
+}
+
+impl<'a> First<'a> {
+    /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
+    /// if there is no memory at once.
+    fn of(
+        handle: &'a Handle,
+        mut groups: Vec<Range<u64>>,
+        wanted: For,
+    ) -> Result<(Option<Self>, Vec<Range<u64>>)> {
+        let mut begun = 0;
+        // Ends: each turn makes the groups shorter, or is the last.
+        while let Some(Range { start, end }) = groups.get(begun).cloned() {
+            let bytes = (end - start) as usize * PAGE_BYTES;
+            let plan = fill::plan(handle, start, bytes);
+            let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
+            let after = batch.end();
+            if after.is_none() && handle.mapping.index.lookup(start).is_none() {
+                break; // no memory
+            }
+            // Another thread was faster with its first page, or it has more than one read.
+            groups[begun].start = after.unwrap_or(start + 1).min(end);
+            begun += usize::from(groups[begun].is_empty());
+            let Some(after) = after else { continue };
+            let missed = if plan.mark { 1 } else { batch.folios() as u64 };
+            groups.drain(..begun);
+            return Ok((Some(First { batch, plan, after, missed }), groups));
+        }
+        groups.drain(..begun);
+        Ok((None, groups))
+    }
+}
+
+/// How many folios they have.
+fn folios(batches: &[Borrowed<'_>]) -> u64 {
+    batches.iter().map(|batch| batch.folios() as u64).sum()
+}
+
+type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
+
+/// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
+/// ways: it takes no lock, and holds nothing.
+#[inline]
+fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
+    let (frame, _) = handle.window.try_both(handle.hint(page))?;
+    let identity = frame.identity();
+    let end = identity.pages().end;
+    let there = identity.mapping == handle.id && (identity.index..end).contains(&page);
+    there.then_some(end)
+}
+
+/// Begins to read those of `pages` that are absent. Nobody waits for them.
+///
+/// # Errors
+/// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
+    handle.core.check_owner()?;
+    let mut absent = Absent::new(handle);
+    for &page in pages {
+        absent.add(page..page.saturating_add(1));
+    }
+    start_all(handle, &absent.groups(handle.stream.window_pages()));
+    Ok(())
+}
+
+/// The same for what `reads` want, of which each says by itself what it cannot get.
+pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
+    let mut absent = Absent::new(handle);
+    for read in reads {
+        absent.add(read.pages());
+    }
+    if handle.core.check_owner().is_ok() {
+        start_all(handle, &absent.groups(WINDOW));
+    }
+}
+
+/// The same for a range, of which it reads at most a quarter of the cache.
+pub(crate) fn will_need(handle: &Handle, pages: Range<u64>) {
+    let share = u64::from(handle.core.frames.frames() / 4);
+    let window = handle.stream.window_pages();
+    let end = pages.end.min(pages.start.saturating_add(share));
+    let mut from = pages.start;
+    // Ends: each turn advances `from`, or is the last.
+    while from < end {
+        let mut absent = Absent::new(handle);
+        let to = end.min(from + PAGES_MAX);
+        absent.add(from..to);
+        if from >= absent.end || !start_all(handle, &absent.groups(window)) {
+            break;
+        }
+        from = to;
+    }
+}
+
+/// As many of the first groups as one submission takes.
+fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
+    let mut pages = 0;
+    let fits = |group: &&Range<u64>| {
+        let fits = pages < PAGES_MAX;
+        pages += group.end - group.start;
+        fits
+    };
+    &groups[..groups.iter().take(GROUPS_MAX).take_while(fits).count()]
+}
+
+/// Begins to read all groups. False if it could not.
+fn start_all(handle: &Handle, groups: &[Range<u64>]) -> bool {
+    let mut left = groups;
+    // Ends: a submission has at least one group.
+    while !left.is_empty() {
+        let (now, later) = left.split_at(submission(left).len());
+        if !start(handle, now) {
+            return false;
+        }
+        left = later;
+    }
+    true
+}
+
+/// Steps 3 to 6, where no thread waits. False if memory or the engine had no more to give.
+fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
+    let (batches, whole) = prepare(handle, groups, For::Nobody);
+    handle.core.counters.add(Event::Readahead, folios(&batches));
+    let mut requests = batches.into_iter().map(|batch| fill::request(handle, batch)).collect();
+    handle.mapping.backing.submit(&mut requests);
+    let taken = requests.is_empty();
+    fill::give_up(requests);
+    taken && whole
+}
+
+/// Memory for a part of a group.
+struct Got {
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+    /// The group.
+    group: usize,
+}
+
+/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may,
+/// or where another thread's folio divides it. Also whether there was memory for all. Waits for
+/// nothing but locks.
+fn prepare<'a>(
+    handle: &'a Handle,
+    groups: &[Range<u64>],
+    wanted: For,
+) -> (Vec<Borrowed<'a>>, bool) {
+    let (got, whole) = allocate(handle, groups);
+    if got.is_empty() {
+        return (Vec::new(), whole);
+    }
+    let folios = got.iter().map(|got| (got.page, got.order, got.head));
+    let filling = fill::insert_all(handle, folios);
+    let mut batches: Vec<Batch<_, _>> = Vec::new();
+    let mut group = None;
+    for (got, filling) in got.iter().zip(filling) {
+        let Some(filling) = filling else { continue };
+        let same = group == Some(got.group);
+        let last = batches
+            .last_mut()
+            .filter(|last| same && last.end() == Some(got.page) && last.folios() < FOLIOS_MAX);
+        match last {
+            Some(batch) => batch.push(filling),
+            None => batches.push(Batch::of(handle, filling, wanted)),
+        }
+        group = Some(got.group);
+    }
+    (batches, whole)
+}
+
+/// Step 3, and whether it is done for all.
+fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Got>, bool) {
+    let core = &*handle.core;
+    let (mut all, mut frames) = (Vec::with_capacity(groups.len()), 0);
+    for (group, Range { start, end }) in groups.iter().cloned().enumerate() {
+        let mut page = start;
+        // Ends: each turn advances `page`.
+        while page < end {
+            if core.pressure.enough_on_its_way(&handle.mapping.on_its_way, frames) {
+                return (all, false);
+            }
+            let wish = Order::of_block_at(page, end).min(core.pressure.order_max);
+            // The first group alone may wait: see the head of `many/mod.rs`.
+            let waits = mutant::on(Mutant::GroupsWait);
+            let got = reclaim::allocate(core, wish, waits).ok().flatten();
+            let Some((head, order)) = got else { return (all, false) };
+            all.push(Got { page, order, head, group });
+            frames += order.frames();
+            page += u64::from(order.frames());
+        }
+    }
+    (all, true)
+}

@@ -1,0 +1,19 @@
+//! The ways in to cached pages. The fourth, mapping, is `map/`.
+//!
+//! It stands on `pages/`. A file uses only those in the rows below it.
+//!
+//! ```text
+//! futures/   copying and counted borrows for asynchronous programs
+//! many/      batches of the first two, prefetches, and `Hint::WillNeed`
+//! pin/       the third way in: pinned ranges
+//! borrow/    the second: reading in place, announced, counted or optimistic
+//! read       the first: copying out
+//! found      the look-ups that all of them share
+//! ```
+
+pub(crate) mod borrow;
+pub(crate) mod found;
+pub mod futures;
+pub(crate) mod many;
+pub(crate) mod pin;
+pub(crate) mod read;

@@ -1,0 +1,563 @@
+//! Pinning a range: folio by folio, with one addition each.
+//!
+//! # The fast path, for a cached folio that may stay where it is
+//!
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and which of its
+//!    pages are wanted;
+//! 3. check that the folio may stay where it is; load the file's length, after the folio was seen
+//!    up to date;
+//! 4. add the number of pages to the pins: fails if the folio is frozen;
+//! 5. load the version again: if it is unchanged, 2 and 3 were true of the folio that 4 pinned.
+//!    Otherwise give the pins back.
+//!
+//! From 4 on no thread can freeze the folio, so it is neither evicted, nor split, nor moved.
+//!
+//! # The slow path, for a folio that is absent or has to move
+//!
+//! It works under a reference, which `fill` returns for an absent folio. A folio smaller than a 2
+//! MiB run, in a run that should become free some day, moves before it is pinned:
+//! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock;
+//! 2. under the mapping's `change` mutex: give up the reference (the index's own keeps the folio,
+//!    as eviction needs this mutex), migrate, pin the new folio;
+//! 3. free the old frames.
+//!
+//! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
+//! If another thread holds the folio, the move is retried for [`PATIENCE`], which begins after the
+//! read; then it is an error.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use pinfold_refcount::GetError;
+
+use crate::access::found::{Found, Mark, PageOfFolio};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, ErrorKind, PinRangeCause, Result};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::index::FolioAt;
+use crate::pages::core::{Core, Held};
+use crate::pages::fill;
+use crate::pages::freeze::{self, InUse};
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Mapping;
+use crate::pages::reclaim;
+
+use super::run::{Run, Runs};
+use super::{PinnedRange, too_many};
+
+/// How long a pin waits for the holders of a folio that has to move.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How many pages one look-up pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// All wanted pages of a folio.
+    Folio,
+    /// One, with a look-up and an addition for each; for comparisons only.
+    #[cfg(feature = "testing")]
+    Page,
+}
+
+/// Pages of one folio, pinned.
+struct Pinned {
+    head: FrameNumber,
+    skip: u32,
+    pages: u32,
+}
+
+/// Pins the bytes `range` of the file. `asked_by` goes to the list of pins.
+#[inline]
+pub(crate) fn pin(
+    handle: &Handle,
+    range: Range<u64>,
+    step: Step,
+    asked_by: &'static Location<'static>,
+) -> Result<PinnedRange> {
+    let (core, mapping) = (&handle.core, &*handle.mapping);
+    check(core, mapping, &range)?;
+    let holder = core.holders.add(asked_by, &mapping.path, &range);
+    let Range { start, end } = range;
+    let mut pinned = PinnedRange { core: core.clone(), start, end, runs: Runs::new(), holder };
+    let done = match step {
+        Step::Folio => pin_pages::<false>(handle, &mut pinned),
+        #[cfg(feature = "testing")]
+        Step::Page => pin_pages::<true>(handle, &mut pinned),
+    };
+    core.counters.add(Event::PinnedPages, pinned.runs.pages().into());
+    // On an error, the drop of `pinned` unpins what was pinned.
+    done.map(|()| pinned)
+}
+
+/// Pins all pages of the range, in order, and adds them to its runs, on an error too.
+#[inline]
+fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
+    let mut page = range.start >> PAGE_SHIFT;
+    let end = range.end.div_ceil(PAGE_BYTES as u64);
+    let mut run = Run::EMPTY;
+    let mut last_head = None;
+    let mut singles = false;
+    // Ends: each turn pins at least a page, or is the last.
+    let done = loop {
+        if page >= end {
+            break Ok(());
+        }
+        let to = if BY_PAGE { page + 1 } else { end };
+        let seek = Seek { handle, page, to, end_byte: range.end };
+        let got = if BY_PAGE {
+            quick::<ONE_PAGE>(seek)
+        } else if singles {
+            let got = lengthen_by_singles(seek, &mut run, &mut page);
+            singles = got.is_some();
+            if got.is_none() {
+                continue;
+            }
+            got
+        } else {
+            quick::<ANY>(seek)
+        };
+        let got = match got {
+            Some(got) => got,
+            None => match slow(handle, page, to, range) {
+                Ok(got) => got,
+                Err(error) => break Err(error),
+            },
+        };
+        let Pinned { head, skip, pages } = got;
+        // A run finds its next folio by the size of the previous one, so it goes on only from a
+        // folio's first page, or within the same folio.
+        let found = skip == 0 || last_head == Some(head);
+        if !(found && run.lengthen(head.after(skip), pages)) {
+            range.runs.push(run);
+            run = Run::new(head, skip, pages);
+        }
+        last_head = Some(head);
+        page += u64::from(pages);
+        singles = !BY_PAGE && pages == 1;
+    };
+    range.runs.push(run);
+    done
+}
+
+/// Pins the bytes of one folio by the fast path, if that succeeds; for models.
+#[cfg(all(test, loom))]
+pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
+    let core = &handle.core;
+    let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
+    let seek = Seek { handle, page, to, end_byte: range.end };
+    let got = quick::<ANY>(seek)?;
+    assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
+    let mut runs = Runs::new();
+    runs.push(Run::new(got.head, got.skip, got.pages));
+    let Range { start, end } = range;
+    Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
+}
+
+/// Checks that the range is one of the file.
+#[inline]
+fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
+    let len_bytes = mapping.len_bytes();
+    if range.start < range.end && range.end <= len_bytes {
+        let asked_bytes = range.end.next_multiple_of(PAGE_BYTES as u64)
+            - range.start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        if asked_bytes >> PAGE_SHIFT <= pages_max(core) {
+            return Ok(());
+        }
+        return Err(ErrorKind::PinTooLarge {
+            path: mapping.path.clone(),
+            start: range.start,
+            end: range.end,
+            asked_bytes,
+            most_bytes: pages_max(core) << PAGE_SHIFT,
+            budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
+        }
+        .into());
+    }
+    Err(no_range(mapping, range))
+}
+
+#[cold]
+fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
+    let len_bytes = mapping.len_bytes();
+    let cause = match () {
+        () if range.start > range.end => PinRangeCause::Reversed,
+        () if range.start == range.end => PinRangeCause::Empty,
+        () => PinRangeCause::BeyondEnd { len_bytes },
+    };
+    let path = mapping.path.clone();
+    ErrorKind::PinRange { path, start: range.start, end: range.end, cause }.into()
+}
+
+/// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
+/// for that many pages, and a small reserve.
+#[inline]
+pub(crate) fn pages_max(core: &Core) -> u64 {
+    let frames = u64::from(core.frames.frames());
+    frames - frames / 64 - (frames / 64).max(16)
+}
+
+/// Pins folios of a single page as long as they follow the run. Returns the first that does not;
+/// `None` at the end, or at anything else. `page` advances with it.
+///
+/// A loop of its own, for files without large folios: the next page is always the next look-up, so
+/// the processor does not wait for the entry of this one.
+#[inline(never)]
+fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
+    let mut longer = *run;
+    let mut left = None;
+    // Ends: each turn pins a page, up to `to`.
+    while seek.page < seek.to {
+        let Some(got) = quick::<SINGLES>(seek) else { break };
+        if !longer.lengthen(got.head, 1) {
+            left = Some(got);
+            break;
+        }
+        seek.page += 1;
+    }
+    *run = longer;
+    *page = seek.page;
+    left
+}
+
+/// What is wanted of the folio that has a page.
+#[derive(Clone, Copy)]
+struct Seek<'a> {
+    handle: &'a Handle,
+    page: u64,
+    /// The first page that is not wanted.
+    to: u64,
+    /// The first byte that is not wanted.
+    end_byte: u64,
+}
+
+/// All wanted pages of a folio of any size.
+const ANY: u8 = 0;
+/// The page of a folio that has only one.
+const SINGLES: u8 = 1;
+/// One page of a folio of any size; for comparisons.
+const ONE_PAGE: u8 = 2;
+
+/// The fast path (see the module's documentation). `None`: take the slow path, or the folio is not
+/// of this `KIND`.
+#[inline(always)]
+fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
+    let Seek { handle, page, to, end_byte } = seek;
+    let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
+    if frame.is_mirrored()
+        || must_move(&handle.core, head, span)
+        || (KIND == SINGLES && span != PAGE_BYTES as u64)
+    {
+        return None;
+    }
+    // The folio at the old end is dropped before a longer length is stored. So with a length loaded
+    // now, either the version has changed, or the folio has all bytes up to it.
+    if end_byte > handle.mapping.len_bytes() {
+        return None;
+    }
+    let left = (span - at) >> PAGE_SHIFT;
+    let pages = if KIND == ANY { left.min(to - page) as u32 } else { 1 };
+    frame.count.try_pin(pages).ok()?;
+    if frame.read_retry(stamp) && !mutant::on(Mutant::PinBlindly) {
+        handle.core.unpin(head, frame, pages);
+        return None;
+    }
+    if !frame.is_used_most() {
+        frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
+    }
+    Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
+}
+
+/// Whether a folio of this size has to move before it is pinned.
+#[inline(always)]
+fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
+    bytes < Order::MAX.bytes() as u64 && core.frames.is_movable(head) && !core.options.pin_in_place
+}
+
+/// Pins the pages from `page` on that are in one folio, by the slow path.
+#[cold]
+#[inline(never)]
+fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
+    let core = &handle.core;
+    core.check_owner()?;
+    // Since when others hold the folio; unless it was absent after that, as a read may take long.
+    let held_since = Cell::new(None::<Instant>);
+    let inside = || {
+        let past = range.end > handle.mapping.len_bytes();
+        if past { Err(no_range(&handle.mapping, &range.range())) } else { Ok(()) }
+    };
+    let missing = || {
+        inside()?;
+        let held = fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64));
+        held_since.set(None);
+        held
+    };
+    // Ends: when the folio stays long enough to be pinned, or patience is at an end.
+    handle.held(page, (Mark::Leave, false), missing, |held| {
+        inside()?;
+        // Dropped meanwhile: look it up again.
+        let Some(stamp) = held.frame().read_begin() else { return Ok(None) };
+        let identity = held.frame().identity();
+        if identity.mapping != handle.id {
+            return Ok(None);
+        }
+        let bytes = identity.order.bytes() as u64;
+        if !held.frame().is_mirrored() && !must_move(core, held.head(), bytes) {
+            return pin_held(handle, &held, stamp, page, to, range.end);
+        }
+        match move_and_pin(handle, held, page, to, range.end) {
+            Moved::Pinned(pinned) => return Ok(Some(pinned)),
+            Moved::Gone => {}
+            Moved::Held { offset, bytes, word, borrowed } => {
+                let since = held_since.get().unwrap_or_else(Instant::now);
+                if since.elapsed() <= PATIENCE {
+                    held_since.set(Some(since));
+                    core.let_go_of_recent(|_| true);
+                    breathe();
+                    return Ok(None);
+                }
+                return Err(ErrorKind::PinHeld {
+                    path: handle.mapping.path.clone(),
+                    offset,
+                    bytes,
+                    referenced: word.refs().saturating_sub(1),
+                    pinned: word.pins(),
+                    borrowed,
+                    waited_ms: since.elapsed().as_millis() as u64,
+                }
+                .into());
+            }
+        }
+        Ok(None)
+    })
+}
+
+/// Lets the threads that hold a folio go on.
+fn breathe() {
+    #[cfg(not(loom))]
+    std::thread::sleep(Duration::from_micros(50));
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+/// Steps 3 to 5 of the fast path, for a folio that is referenced. `None`: it was dropped meanwhile.
+fn pin_held(
+    handle: &Handle,
+    held: &Held<'_>,
+    stamp: Stamp,
+    page: u64,
+    to: u64,
+    end_byte: u64,
+) -> Result<Option<Pinned>> {
+    let (frame, head) = (held.frame(), held.head());
+    let identity = frame.identity();
+    if end_byte > handle.mapping.len_bytes() {
+        return Ok(None);
+    }
+    let skip = page.wrapping_sub(identity.index);
+    let pages = u64::from(identity.order.frames()).saturating_sub(skip).min(to - page) as u32;
+    if pages == 0 {
+        return Ok(None);
+    }
+    match frame.count.try_pin(pages) {
+        Ok(()) => {}
+        Err(GetError::TooMany) => {
+            return Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT));
+        }
+        Err(GetError::Frozen) => return Ok(None),
+    }
+    if frame.read_retry(stamp) {
+        handle.core.unpin(head, frame, pages);
+        return Ok(None);
+    }
+    if !frame.is_used_most() {
+        frame.note_use(true, (skip as usize) << PAGE_SHIFT, (pages as usize) << PAGE_SHIFT);
+    }
+    Ok(Some(Pinned { head, skip: skip as u32, pages }))
+}
+
+/// Frames that a folio of `order` may be pinned in.
+fn alloc_for(core: &Core, order: Order, mirrored: bool) -> Option<FrameNumber> {
+    if order < Order::MAX {
+        return reclaim::alloc_unmovable(core, order);
+    }
+    debug_assert!(mirrored, "a folio that fills a run stays");
+    core.frames.alloc(order).or_else(|| reclaim::compact(core).then(|| core.frames.alloc(order))?)
+}
+
+/// The result of an attempt to move a folio.
+enum Moved {
+    Pinned(Pinned),
+    /// It has left the index, or may stay now.
+    Gone,
+    /// By other threads.
+    Held {
+        offset: u64,
+        bytes: u64,
+        word: crate::frames::CountWord,
+        /// A reader has announced it, which the word does not show.
+        borrowed: bool,
+    },
+}
+
+/// The slow path's steps, for a folio that has to move.
+fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
+    let (core, mapping) = (&handle.core, &handle.mapping);
+    let (head, order) = (held.head(), held.frame().order());
+    let Some(new) = alloc_for(core, order, held.frame().is_mirrored()) else {
+        if held.frame().is_mirrored() {
+            // It cannot stay, and there is no memory for it.
+            let (offset, word) = (held.offset(), held.frame().count.word());
+            let bytes = order.bytes() as u64;
+            return Moved::Held { offset, bytes, word, borrowed: false };
+        }
+        core.frames.claim_run_of(head);
+        return Moved::Gone;
+    };
+    let mut changing = mapping.change();
+    let folio = changing.writer(&core.nodes).folio(page);
+    // The folio has all bytes up to the length: a longer length is stored under this mutex, after
+    // the folio at the old end was dropped.
+    let whole = end_byte <= mapping.len_bytes();
+    let same = |f: &FolioAt| whole && f.frame == head && f.order == u32::from(order.get());
+    let Some(folio) = folio.filter(same) else {
+        drop(changing);
+        core.put(new);
+        return Moved::Gone;
+    };
+    // Not the last reference: the index has one, and taking that one needs the mutex.
+    drop(held);
+    let woken = match freeze::migrate(core, &mut changing, folio, new) {
+        Ok(woken) => woken,
+        Err(why) => {
+            let word = core.frames.frame(head).count.word();
+            drop(changing);
+            core.put(new);
+            let (offset, bytes) = (folio.page << PAGE_SHIFT, order.bytes() as u64);
+            return Moved::Held { offset, bytes, word, borrowed: why == InUse::Borrowed };
+        }
+    };
+    let frame = core.frames.frame(new);
+    let skip = page - folio.page;
+    let pages = (u64::from(order.frames()) - skip).min(to - page) as u32;
+    if mutant::on(Mutant::PinMovedLate) {
+        drop(changing);
+        frame.count.try_pin(pages).expect("a folio that lives, with few pins");
+    } else {
+        frame.count.try_pin(pages).expect("nobody freezes it without the mutex; few pins");
+        drop(changing);
+    }
+    drop(woken); // without the mutex
+    core.frames.free(head, order);
+    core.counters.count(Event::PinMigration);
+    Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::borrow::Cow;
+    use std::io;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
+
+    use super::PATIENCE;
+    use crate::source::{Memory, Source};
+    use crate::{Cache, ErrorKind, Hint, Options};
+
+    /// Tells when a read has begun, and ends it when it is told to.
+    #[derive(Debug)]
+    struct Slow(Sender<()>, Mutex<Receiver<()>>);
+
+    impl Source for Slow {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+            self.0.send(()).unwrap();
+            self.1.lock().unwrap().recv().unwrap();
+            Ok(buf.len())
+        }
+
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+
+        fn kind(&self) -> Cow<'static, str> {
+            "slow".into()
+        }
+    }
+
+    /// A read takes longer than a pin's patience, and then another thread holds the folio.
+    #[test]
+    fn patience_with_who_holds_the_folio_begins_after_the_read() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let ((begins, begun), (end, ends)) = (channel(), channel());
+        let file = cache.attach("file", Arc::new(Slow(begins, Mutex::new(ends)))).unwrap();
+        let handle = file.handle();
+        std::thread::scope(|scope| {
+            let pins = scope.spawn(|| (file.pin(8192..8193).unwrap_err(), Instant::now()));
+            begun.recv().unwrap();
+            let held = handle.core.hold(&handle.mapping, 2).expect("it is on its way");
+            std::thread::sleep(PATIENCE + PATIENCE / 2); // the read is slow
+            let read = Instant::now();
+            end.send(()).unwrap();
+            let (error, failed) = pins.join().unwrap();
+            drop(held);
+            let ErrorKind::PinHeld { waited_ms, .. } = *error.kind() else { panic!("{error:?}") };
+            let waited = Duration::from_millis(waited_ms);
+            assert!(PATIENCE <= waited, "{waited:?}");
+            assert!(waited <= failed - read, "the read counts: {waited:?}, {:?}", failed - read);
+        });
+    }
+
+    #[test]
+    fn a_folio_that_has_to_move_and_is_held_is_an_error_that_says_by_whom() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 8192).unwrap();
+        let handle = file.handle();
+        let held = [(); 2].map(|()| handle.core.hold(&handle.mapping, 2).expect("it was read"));
+        assert!(handle.core.frames.is_movable(held[0].head()), "a pin may not stay there");
+        let error = file.pin(9_000..9_001).unwrap_err();
+        let ErrorKind::PinHeld {
+            offset: 8192,
+            bytes: 4096,
+            referenced: 2,
+            pinned: 0,
+            waited_ms,
+            ..
+        } = *error.kind()
+        else {
+            panic!("{error:?}")
+        };
+        assert!((500..5_000).contains(&waited_ms), "{waited_ms} ms");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot pin file at 8192: the folio of 4096 bytes there has to"));
+        assert!(text.ends_with("by 2 references and 0 pins at the end"), "{text}");
+        assert_eq!(cache.stats().pinned_bytes, 0);
+        drop(held);
+        let pinned = file.pin(9_000..9_001).unwrap();
+        let moved = handle.core.hold(&handle.mapping, 2).expect("it is pinned");
+        assert!(!handle.core.frames.is_movable(moved.head()));
+        drop((moved, pinned));
+    }
+
+    #[test]
+    fn a_folio_that_has_to_move_and_is_borrowed_is_an_error_that_says_so() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 8192).unwrap();
+        let reader = cache.reader().unwrap();
+        let page = file.borrow(2, &reader).unwrap();
+        let error = file.pin(9_000..9_001).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with(" ms, by a borrow at the end"), "{text}");
+        let ErrorKind::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error.kind()
+        else {
+            panic!("{error:?}")
+        };
+        drop(page);
+        drop(file.pin(9_000..9_001).unwrap());
+    }
+}

@@ -1,0 +1,343 @@
+//! The third way in: pinning, for I/O and DMA that outlive the call.
+//!
+//! [`PinnedRange`] is what a program holds. The files:
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the public type: its addresses, unpinning it, whole and in parts |
+//! | `get.rs` | finding and pinning folios, after a fill or a move if one is needed |
+//! | `run.rs` | the list of pinned frames; unpinning them |
+//!
+//! Memory for small unmovable folios is `reclaim::alloc_unmovable`'s, moving a folio is
+//! `freeze::migrate`'s. `docs/pin.md` has costs and guarantees.
+//!
+//! # What is counted
+//!
+//! One pin for each page of the file that the range touches, in the count of the page's folio: one
+//! addition of the number of pages per folio. Each `PinnedRange` owns exactly the pins of the pages
+//! it touches, so it can be cut in two and the parts unpinned by different threads. A page that a
+//! cut goes through is pinned once more.
+
+mod get;
+mod run;
+
+use std::fmt;
+use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
+use crate::pages::core::Core;
+
+#[cfg(all(test, loom))]
+pub(crate) use get::try_pin;
+pub(crate) use get::{Step, pin};
+use run::Runs;
+
+/// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped.
+///
+/// It can be sent to another thread and dropped there, be given back in parts
+/// ([`unpin_front`](Self::unpin_front), [`split_off`](Self::split_off)), and it keeps the cache
+/// alive. It cannot be unpinned twice:
+///
+/// ```compile_fail,E0382
+/// # fn twice(pinned: pinfold::PinnedRange) {
+/// pinned.unpin();
+/// pinned.unpin(); // used after it was given back
+/// # }
+/// ```
+///
+/// # Guarantees
+///
+/// - The memory stays mapped, and is the program's ordinary memory: the kernel and devices may read
+///   it. Only the cache may write to it.
+/// - Each folio's bytes are the file's as of one moment of the pin. The cache does not write yet;
+///   once it does, a write through it will change a pinned page in place. A write that another
+///   program makes to the file does not change it. After
+///   [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads and
+///   pins get the new ones.
+/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads, and
+///   [`PinnedExtent::bytes`] states what a slice requires.
+#[must_use = "dropped at once, it pins nothing"]
+pub struct PinnedRange {
+    core: Arc<Core>,
+    /// The bytes of the file.
+    start: u64,
+    end: u64,
+    runs: Runs,
+    /// Its number in the list of pins; 0 if there is none.
+    holder: u64,
+}
+
+impl PinnedRange {
+    /// The pinned bytes of the file. Empty only after all of it was given back in parts.
+    pub fn range(&self) -> Range<u64> {
+        self.start..self.end
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether all of it was given back by [`unpin_front`](Self::unpin_front) or
+    /// [`split_off`](Self::split_off).
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// The addresses of the bytes, from first to last, in as few pieces as the layout in memory
+    /// allows.
+    ///
+    /// System calls and rings (`writev`, `sendmsg`, `register_buffers`) take them as `iovec`s. The
+    /// caller keeps this value alive while they are used and lets nothing be written through them:
+    /// an `iovec` points to mutable memory only because the system has no other kind.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let pinned = file.pin(5_000..9_000)?;
+    /// let iovecs: Vec<libc::iovec> = pinned
+    ///     .extents()
+    ///     .map(|e| libc::iovec { iov_base: e.address().cast_mut().cast(), iov_len: e.len() })
+    ///     .collect();
+    /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn extents(&self) -> impl Iterator<Item = PinnedExtent<'_>> {
+        let mut from = self.start;
+        self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
+            let inside = (from % PAGE_BYTES as u64) as usize;
+            let room = run.pages() as usize * PAGE_BYTES - inside;
+            let bytes = (self.end - from).min(room as u64) as usize;
+            let address = self.core.frames.address(run.first()).wrapping_add(inside).cast_const();
+            let extent = PinnedExtent { address, bytes, offset: from, pinned: self };
+            from += bytes as u64;
+            extent
+        })
+    }
+
+    /// Copies the bytes from `offset` of the file on to `buf`, `buf.len()` of them. If a write
+    /// happens meanwhile, each aligned word is of one moment.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutsidePin`] if not all of them are in this range; nothing is copied then.
+    pub fn copy_to(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let end = offset.checked_add(buf.len() as u64);
+        let Some(end) = end.filter(|&end| offset >= self.start && end <= self.end) else {
+            return Err(self.outside(end.unwrap_or(u64::MAX).max(offset)));
+        };
+        for extent in self.extents() {
+            let (from, to) = (extent.offset.max(offset), extent.end().min(end));
+            if from < to {
+                let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
+                let address = extent.address.wrapping_add((from - extent.offset) as usize);
+                // SAFETY: the extent is pinned and inside the arena, which `core` keeps mapped; the
+                // loads may race; `buf` is the caller's alone.
+                unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts the range at byte `at` of the file: this value keeps the bytes before it, the returned
+    /// one has the rest. Each is unpinned by itself, on any thread.
+    ///
+    /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
+    ///
+    /// # Errors
+    /// The range is unchanged after an error. [`ErrorKind::OutsidePin`] if `at` is outside the
+    /// range; [`ErrorKind::TooManyPins`] if the shared page cannot be pinned once more.
+    #[track_caller]
+    pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
+        if at < self.start || at > self.end {
+            return Err(self.outside(at));
+        }
+        let first_page = self.start >> PAGE_SHIFT;
+        let shared = !at.is_multiple_of(PAGE_BYTES as u64) && at != self.start && at != self.end;
+        let keep = if at == self.start { 0 } else { at.div_ceil(PAGE_BYTES as u64) - first_page };
+        let mut rest = self.runs.split_off(&self.core, keep as u32);
+        if shared && let Err(error) = self.share_last_page(&mut rest, at) {
+            self.runs.append(&rest);
+            return Err(error);
+        }
+        let other = PinnedRange {
+            core: self.core.clone(),
+            start: at,
+            end: self.end,
+            runs: rest,
+            holder: self.core.holders.split(self.holder, at),
+        };
+        self.end = at;
+        Ok(other)
+    }
+
+    /// Pins the last page once more, for `rest`, which begins in it.
+    fn share_last_page(&self, rest: &mut Runs, at: u64) -> Result<()> {
+        let (head, skip) = self.runs.last_page(&self.core);
+        if !mutant::on(Mutant::SplitSharesPin) {
+            let count = &self.core.frames.frame(head).count;
+            // The page has a pin, so the folio cannot be frozen.
+            count.try_pin(1).map_err(|_| too_many(self.path(), at))?;
+            self.core.counters.add(Event::PinnedPages, 1);
+        }
+        rest.prepend(head, skip);
+        Ok(())
+    }
+
+    /// Unpins the first `bytes` bytes, as after a write(2) that took that many. A page that is only
+    /// partly given back stays pinned.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutsidePin`] if the range is shorter than that; nothing is unpinned then.
+    pub fn unpin_front(&mut self, bytes: u64) -> Result<()> {
+        let Some(start) = self.start.checked_add(bytes).filter(|&start| start <= self.end) else {
+            return Err(self.outside(self.start.saturating_add(bytes)));
+        };
+        let gone = if start == self.end {
+            self.runs.pages()
+        } else {
+            ((start >> PAGE_SHIFT) - (self.start >> PAGE_SHIFT)) as u32
+        };
+        let mut front = self.runs.split_off(&self.core, gone);
+        std::mem::swap(&mut self.runs, &mut front);
+        self.start = start;
+        self.core.holders.shrink(self.holder, start);
+        front.unpin::<false>(&self.core);
+        Ok(())
+    }
+
+    /// Unpins the range, as a drop does, but visibly.
+    pub fn unpin(self) {}
+
+    /// The same page by page, with a subtraction for each. Feature `testing`: for comparisons only.
+    #[cfg(feature = "testing")]
+    pub fn unpin_per_page(mut self) {
+        self.runs.unpin::<true>(&self.core);
+    }
+
+    /// Folios that have pages of it: that many entries of the frame table are touched by a pin.
+    /// Feature `testing`: for explaining figures.
+    #[cfg(feature = "testing")]
+    pub fn folios(&self) -> u64 {
+        self.runs.folios(&self.core)
+    }
+
+    #[cold]
+    fn outside(&self, at: u64) -> Error {
+        ErrorKind::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
+    }
+
+    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
+    /// would take a count that all pins of the file share.
+    fn path(&self) -> Option<PathBuf> {
+        self.core.check_owner().ok()?; // a child may not lock the table of files
+        self.runs.heads().find_map(|head| {
+            let named = || self.core.frames.frame(head).identity().mapping;
+            let id = named();
+            let mapping = self.core.mappings.get(id)?;
+            // A mapping has its number as long as a folio names it, and a pinned folio that has
+            // left its file never names one again. So it has named this one all the time.
+            (named() == id).then(|| mapping.path.clone())
+        })
+    }
+}
+
+impl Drop for PinnedRange {
+    #[inline]
+    fn drop(&mut self) {
+        if crate::base::sync::model_failed() {
+            return;
+        }
+        if self.holder != 0 {
+            self.core.holders.remove(self.holder);
+        }
+        self.runs.unpin::<false>(&self.core);
+    }
+}
+
+// As for `Cache`.
+impl UnwindSafe for PinnedRange {}
+impl RefUnwindSafe for PinnedRange {}
+
+impl fmt::Debug for PinnedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedRange")
+            .field("start", &self.start)
+            .field("end", &self.end)
+            .field("runs", &self.runs)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cold]
+fn too_many(path: Option<PathBuf>, offset: u64) -> Error {
+    ErrorKind::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+        .into()
+}
+
+/// A part of a [`PinnedRange`] that is contiguous in memory.
+#[derive(Clone, Copy)]
+pub struct PinnedExtent<'a> {
+    address: *const u8,
+    bytes: usize,
+    offset: u64,
+    /// Keeps the memory pinned.
+    pinned: &'a PinnedRange,
+}
+
+// SAFETY: an address and a length; any thread may read there while the range is borrowed, and the
+// range itself is `Sync`.
+unsafe impl Send for PinnedExtent<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedExtent<'_> {}
+
+impl<'a> PinnedExtent<'a> {
+    /// The address of its first byte. Valid to read from until the [`PinnedRange`] is dropped,
+    /// which says when the bytes may change.
+    pub fn address(&self) -> *const u8 {
+        self.address
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it is empty; no extent of a range is.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The offset of its first byte in the file.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn end(&self) -> u64 {
+        self.offset + self.bytes as u64
+    }
+
+    /// The bytes as a slice.
+    ///
+    /// # Safety
+    /// While the slice lives, nothing writes to these pages through the cache: such a write would
+    /// change memory under a shared reference.
+    pub unsafe fn bytes(&self) -> &'a [u8] {
+        debug_assert!(!self.pinned.is_empty());
+        // SAFETY: pinned for 'a, so it stays mapped and is not reused; the caller guarantees that
+        // nothing writes.
+        unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
+    }
+}
+
+impl fmt::Debug for PinnedExtent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedExtent({:p}, {} bytes at {})", self.address, self.bytes, self.offset)
+    }
+}

@@ -1,0 +1,215 @@
+//! The frames that a range has pinned: runs of pages that are contiguous in memory, whatever folios
+//! they belong to; cutting such a list, and unpinning it.
+//!
+//! A run records its first folio only. The next ones follow from the sizes: a folio's order cannot
+//! change while it is pinned, as that takes a freeze, and a folio that is dropped from its file
+//! keeps its order.
+
+use crate::base::counters::Event;
+use crate::frames::FrameNumber;
+use crate::pages::core::Core;
+
+/// Pages that are contiguous in memory.
+///
+/// # Invariants
+/// Each of its pages is pinned once, for the owner of the list. Each folio but the first begins
+/// where the previous one ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// The head of the first folio.
+    head: FrameNumber,
+    /// Pages of that folio that lie before the run.
+    skip: u32,
+    pages: u32,
+}
+
+impl Run {
+    pub(super) const EMPTY: Run = Run { head: FrameNumber(0), skip: 0, pages: 0 };
+
+    /// Pages of the folio `head`: `pages` of them, `skip` pages into it.
+    #[inline]
+    pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
+        Run { head, skip, pages }
+    }
+
+    /// Adds the pages from the frame `next` on and returns true, if they follow the run.
+    #[inline]
+    pub(super) fn lengthen(&mut self, next: FrameNumber, pages: u32) -> bool {
+        let follows = self.pages > 0 && self.first().after(self.pages) == next;
+        if follows {
+            self.pages += pages;
+        }
+        follows
+    }
+
+    /// Its first frame.
+    pub(super) fn first(self) -> FrameNumber {
+        self.head.after(self.skip)
+    }
+
+    pub(super) fn pages(self) -> u32 {
+        self.pages
+    }
+}
+
+/// All that a range has pinned, in file order. The first run is stored inline: a range that is
+/// contiguous in memory needs no allocation.
+#[derive(Debug)]
+pub(super) struct Runs {
+    /// Empty if there is nothing.
+    first: Run,
+    rest: Vec<Run>,
+}
+
+impl Runs {
+    pub(super) const fn new() -> Self {
+        Runs::of(Run::EMPTY)
+    }
+
+    const fn of(run: Run) -> Self {
+        Runs { first: run, rest: Vec::new() }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// The head of the first folio of each run.
+    pub(super) fn heads(&self) -> impl Iterator<Item = FrameNumber> {
+        self.iter().filter(|run| run.pages > 0).map(|run| run.head)
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        self.iter().map(|run| run.pages).sum()
+    }
+
+    /// Appends a run, unless it is empty. Does not merge it with the last one.
+    #[inline]
+    pub(super) fn push(&mut self, run: Run) {
+        if self.first.pages == 0 {
+            self.first = run;
+        } else if run.pages > 0 {
+            self.rest.push(run);
+        }
+    }
+
+    /// Adds one pinned page at the front, `skip` pages into the folio `head`.
+    pub(super) fn prepend(&mut self, head: FrameNumber, skip: u32) {
+        let run = Run { head, skip, pages: 1 };
+        if self.first.pages > 0 {
+            self.rest.insert(0, self.first);
+        }
+        self.first = run;
+    }
+
+    /// Appends again what `split_off` took.
+    pub(super) fn append(&mut self, other: &Runs) {
+        for run in other.iter() {
+            self.push(*run);
+        }
+    }
+
+    /// Keeps the first `keep` pages and returns the others.
+    pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> Runs {
+        let all = std::mem::replace(self, Runs::new());
+        let mut other = Runs::new();
+        let mut left = keep;
+        for run in all.iter().filter(|run| run.pages > 0) {
+            let here = run.pages.min(left);
+            left -= here;
+            self.push(Run { pages: here, ..*run });
+            if here < run.pages {
+                other.push(cut(core, *run, here));
+            }
+        }
+        debug_assert_eq!(left, 0, "more is kept than is there");
+        other
+    }
+
+    /// The last page: its folio, and the page's index in the folio. There must be a page.
+    pub(super) fn last_page(&self, core: &Core) -> (FrameNumber, u32) {
+        let run = self.rest.last().unwrap_or(&self.first);
+        debug_assert!(run.pages > 0);
+        let last = cut(core, *run, run.pages - 1);
+        (last.head, last.skip)
+    }
+
+    /// How many folios there are in it; one that is in two runs counts twice.
+    #[cfg(feature = "testing")]
+    pub(super) fn folios(&self, core: &Core) -> u64 {
+        let mut folios = 0;
+        for run in self.iter() {
+            let mut left = *run;
+            while left.pages > 0 {
+                let rest = core.frames.frame(left.head).order().frames() - left.skip;
+                folios += 1;
+                if rest >= left.pages {
+                    break;
+                }
+                left = cut(core, left, rest);
+            }
+        }
+        folios
+    }
+
+    /// Unpins everything, with one subtraction per folio, or per page with `BY_PAGE` (for
+    /// comparisons). The list is empty afterwards.
+    #[inline]
+    pub(super) fn unpin<const BY_PAGE: bool>(&mut self, core: &Core) {
+        let mut pages = 0;
+        for run in std::iter::once(&self.first).chain(&self.rest) {
+            pages += run.pages;
+            unpin_run::<BY_PAGE>(core, *run);
+        }
+        self.first.pages = 0;
+        self.rest.clear();
+        core.counters.add(Event::UnpinnedPages, pages.into());
+    }
+}
+
+/// Unpins each folio of the run.
+#[inline]
+fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
+    let Run { mut head, mut skip, pages: mut left } = run;
+    // Ends: each turn unpins at least a page.
+    while left > 0 {
+        let frame = core.frames.frame(head);
+        // Before the unpin: after it the folio may be freed and its frames reused.
+        let frames = frame.order().frames();
+        if frames == 1 {
+            // A case of its own, so that the processor need not wait for the size to find the next
+            // entry.
+            core.unpin(head, frame, 1);
+            head = head.after(1);
+            left -= 1;
+            continue;
+        }
+        let pages = (frames - skip).min(left);
+        if BY_PAGE {
+            for _ in 0..pages {
+                core.unpin(head, frame, 1);
+            }
+        } else {
+            core.unpin(head, frame, pages);
+        }
+        head = head.after(frames);
+        skip = 0;
+        left -= pages;
+    }
+}
+
+/// The run without its first `pages` pages.
+fn cut(core: &Core, run: Run, pages: u32) -> Run {
+    debug_assert!(pages < run.pages);
+    let Run { mut head, skip, .. } = run;
+    let mut skip = skip + pages;
+    // Ends: each turn advances by a folio, and stays inside the run.
+    loop {
+        let frames = core.frames.frame(head).order().frames();
+        if skip < frames {
+            return Run { head, skip, pages: run.pages - pages };
+        }
+        head = head.after(frames);
+        skip -= frames;
+    }
+}

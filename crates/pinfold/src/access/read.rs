@@ -1,0 +1,244 @@
+//! The first way in: copying.
+//!
+//! `read_at`, with its three paths. Misses are `fill`'s.
+//!
+//! | path | when | stores to shared memory |
+//! |---|---|---|
+//! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none; the use count while it is below its maximum |
+//! | counted | the rest of what is cached | one add and one subtraction on the folio's count |
+//! | filled | what is not cached | as counted, after `fill` |
+//!
+//! # The short path, step by step
+//!
+//! 1. to 3. the optimistic look-up (`found.rs`): a folio that is up to date, and has all bytes
+//!    wanted;
+//! 4. copy, by racing loads;
+//! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
+//!
+//! The folio says how many of its bytes the file has: a file's length changes only while no folio
+//! with another length is in the index (`freeze::resize`). The path holds nothing. Step 4 reads
+//! only inside the arena, which stays mapped as long as the cache lives: each order that a head's
+//! entry has had is that of a folio that began at that frame, so any head with any of its orders is
+//! a range inside the arena.
+
+use std::num::NonZero;
+
+use crate::access::found::{Found, Mark, Want};
+use crate::base::counters::Event;
+use crate::error::{ErrorKind, Result};
+use crate::frames::{
+    Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, predicted,
+};
+use crate::pages::core::Held;
+use crate::pages::fill;
+use crate::pages::handle::Handle;
+
+/// So many bytes, all in one folio.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl Want for Bytes {
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span && self.0 <= span - at
+    }
+
+    #[inline(always)]
+    fn absent<const WHY: usize>(self, handle: &Handle) {
+        not_shortly::<WHY>(handle);
+    }
+
+    #[inline(always)]
+    fn misfit(self, handle: &Handle, frame: &Frame, at: u64) {
+        not_in(handle, frame, at, self.0);
+    }
+}
+
+impl Handle {
+    /// As pread(2): fewer bytes than asked only at the end of the file, 0 beyond it.
+    #[inline(always)]
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if let Some(bytes) = NonZero::new(buf.len()) {
+            self.counters().shard().count_read(bytes);
+            if self.short(buf, offset) {
+                return Ok(buf.len());
+            }
+            return self.long(buf, offset, true);
+        }
+        self.counters().count(Event::EmptyRead);
+        self.long(buf, offset, true)
+    }
+
+    /// As [`Self::read_at`], of what is cached at this moment; `None` if any of it is not.
+    #[inline(always)]
+    pub(crate) fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        if let Some(bytes) = NonZero::new(buf.len()) {
+            self.counters().shard().count_read(bytes);
+            if self.short(buf, offset) {
+                return Ok(Some(buf.len()));
+            }
+            return self.try_long(buf, offset);
+        }
+        self.counters().count(Event::EmptyRead);
+        self.try_long(buf, offset)
+    }
+
+    /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
+    #[inline(always)]
+    pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
+        if buf.len() > self.short_max_bytes as usize {
+            not_shortly::<{ Event::LongRead as usize }>(self);
+            return false;
+        }
+        let found = self.found_at(offset, Bytes(buf.len() as u64));
+        let Some(found) = found else { return false };
+        let from = found.from;
+        let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
+        self.copy_found(found, from, buf)
+    }
+
+    /// Steps 4 and 5, of a folio that has `buf.len()` bytes from `from` on, where byte `found.at`
+    /// of it is.
+    #[inline(always)]
+    pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
+        let Found { frame, head, stamp, .. } = found;
+        // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
+        // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
+        // alone.
+        unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
+        if frame.read_retry(stamp) {
+            not_shortly::<{ Event::Changed as usize }>(self);
+            return false;
+        }
+        if !frame.is_used_most() {
+            note_use(self, frame, head, (found.at as usize, buf.len()));
+        }
+        true
+    }
+
+    /// In pieces, each of one folio. With `counted`, a folio that is present counts as a hit.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
+        self.check_range(buf, offset)?;
+        let mut done = 0;
+        // Ends: each turn copies at least a byte, or is the last.
+        while done < buf.len() {
+            match self.piece(&mut buf[done..], offset + done as u64, counted)? {
+                0 => break,
+                copied => done += copied,
+            }
+        }
+        Ok(done)
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
+    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let bytes = buf.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(ErrorKind::Range { path: self.mapping.path.clone(), offset, bytes }.into());
+        }
+        Ok(())
+    }
+
+    /// As [`Self::long`], of what is cached at this moment.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn try_long(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        self.check_range(buf, offset)?;
+        let mut done = 0;
+        // Ends: each turn copies at least a byte, or is the last.
+        while done < buf.len() {
+            match self.try_piece(&mut buf[done..], offset + done as u64) {
+                None => return Ok(None),
+                Some(0) => break,
+                Some(copied) => done += copied,
+            }
+        }
+        Ok(Some(done))
+    }
+
+    /// As [`Self::piece`], if its page is cached at this moment.
+    fn try_piece(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
+        if offset >= self.mapping.len_bytes() {
+            return Some(0);
+        }
+        self.held_now(offset >> PAGE_SHIFT, (Mark::Meet, true), |held| {
+            Some(self.copy_held(&held, buf, offset))
+        })
+    }
+
+    /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end
+    /// of the file.
+    #[inline(always)]
+    fn piece(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
+        if offset >= self.mapping.len_bytes() {
+            return Ok(0);
+        }
+        let page = offset >> PAGE_SHIFT;
+        // From the start of the page: otherwise a read across two pages looks like two reads in a
+        // row.
+        let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
+        self.held(
+            page,
+            (Mark::Meet, counted),
+            || fill::get(self, page, wanted),
+            |held| Ok(Some(self.copy_held(&held, buf, offset))),
+        )
+    }
+
+    /// Copies from a folio that is held, has the page and was up to date; returns how many bytes.
+    ///
+    /// Everything is read from the entry before the copy, right after the reference was taken,
+    /// while this core still has the entry's line. After the copy the line would have to be fetched
+    /// again from the other readers of the folio.
+    #[inline(always)]
+    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+        let at = (offset - held.offset()) as usize;
+        let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
+        if !held.frame().is_used_most() {
+            note_use(self, held.frame(), held.head(), (at, bytes));
+        }
+        // SAFETY: inside the folio, which the reference keeps; the bytes of a folio with holders
+        // never change. `buf` is the caller's alone.
+        unsafe {
+            let from = held.address(&self.mapping).cast_const().wrapping_add(at);
+            copy_still(buf.as_mut_ptr(), from, bytes);
+        }
+        bytes
+    }
+}
+
+/// Notes a read of so many bytes from that byte of the folio on. Out of line: a folio that is read
+/// all the time, in all parts, does not get here.
+#[cold]
+#[inline(never)]
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
+    frame.note_use(handle.counters().shard().comes_to(head.0), at, bytes);
+}
+
+/// Counts why a short read failed. Out of line, and one function per reason: a reason that is an
+/// argument or a result would cost the hit path a register.
+#[cold]
+#[inline(never)]
+fn not_shortly<const WHY: usize>(handle: &Handle) {
+    handle.counters().count_numbered::<WHY>();
+}
+
+/// The same for `bytes` bytes from `at` of the folio on.
+#[cold]
+#[inline(never)]
+fn not_in(handle: &Handle, frame: &Frame, at: u64, bytes: u64) {
+    let (order_bytes, file_bytes) = (frame.order().bytes() as u64, frame.file_bytes() as u64);
+    let why = if at >= order_bytes {
+        Event::Identity
+    } else if frame.flags().contains(Flags::READAHEAD) {
+        Event::ReadaheadMark
+    } else if file_bytes < order_bytes && at + bytes > file_bytes {
+        Event::EndOfFile
+    } else {
+        Event::Crosses
+    };
+    handle.counters().count(why);
+}

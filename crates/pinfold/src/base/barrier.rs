@@ -1,0 +1,123 @@
+//! The fence between announcing and freezing a folio, in two halves.
+//!
+//! A reader stores its announcement and then loads the folio's version; a freezer stores an odd
+//! version and then loads the announcements. At least one of them must see the other's store, so
+//! both need a full fence in between. The reader's half is on the hot path; the freezer pays its
+//! half once per batch. membarrier(2) moves the reader's half to the freezer: when the call
+//! returns, every running thread of the process has executed a full fence since the call began, and
+//! a thread that was not running executed one when it was switched off. The reader then only keeps
+//! the compiler from reordering the two.
+//!
+//! Chooses the kind of fence, and has both halves. The announcements are in `readers`.
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Ordering, fence};
+
+/// How borrowing threads are ordered with threads that evict, move or split folios.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Barrier {
+    /// By membarrier(2), called by the thread that evicts: a borrow has no fence.
+    #[default]
+    Membarrier,
+    /// By a full fence in each borrow: the fallback where the system refuses membarrier(2).
+    FullFence,
+}
+
+impl Barrier {
+    /// The kind wished for, or a full fence where the kernel refuses.
+    pub(crate) fn choose(wished: Barrier) -> Barrier {
+        match wished {
+            Barrier::Membarrier if system::register() => Barrier::Membarrier,
+            _ => Barrier::FullFence,
+        }
+    }
+
+    /// The reader's half: between the store of its announcement and the load of the version.
+    #[inline(always)]
+    pub(crate) fn light(self) {
+        if mutant::on(Mutant::AnnounceUnfenced) {
+            return;
+        }
+        if cfg!(not(loom)) && self == Barrier::Membarrier {
+            // Pairs with the membarrier in `heavy`, which executes the fence of this thread.
+            std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        } else {
+            full_fence();
+        }
+    }
+
+    /// The freezer's half: between the store of an odd version and the load of the announcements.
+    /// False if the kernel refuses now, though it agreed at registration.
+    pub(crate) fn heavy(self) -> bool {
+        if cfg!(not(loom)) && self == Barrier::Membarrier {
+            return system::membarrier();
+        }
+        if !mutant::on(Mutant::ScanUnfenced) {
+            // SeqCst: pairs with the fence in `light`.
+            fence(Ordering::SeqCst);
+        }
+        true
+    }
+}
+
+/// Out of line, so that readers without a fence have no jump over it.
+#[cold]
+#[inline(never)]
+fn full_fence() {
+    // SeqCst: pairs with the fence in `heavy`.
+    fence(Ordering::SeqCst);
+}
+
+impl std::fmt::Display for Barrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Barrier::Membarrier => "membarrier",
+            Barrier::FullFence => "full fence",
+        })
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+mod system {
+    use rustix::thread::MembarrierCommand::{PrivateExpedited, RegisterPrivateExpedited};
+
+    /// Registers the process; repeating it is harmless.
+    pub(crate) fn register() -> bool {
+        rustix::thread::membarrier(RegisterPrivateExpedited).is_ok()
+    }
+
+    pub(crate) fn membarrier() -> bool {
+        rustix::thread::membarrier(PrivateExpedited).is_ok()
+    }
+}
+
+/// loom has no membarrier: both halves are full fences there, which is what a light fence is
+/// equivalent to beside a heavy one (P1202, "Asymmetric fences").
+#[cfg(loom)]
+mod system {
+    pub(crate) fn register() -> bool {
+        true
+    }
+
+    pub(crate) fn membarrier() -> bool {
+        unreachable!("a model has fences")
+    }
+}
+
+/// Its effect on the store buffers that a model under shuttle may have.
+#[cfg(shuttle)]
+mod system {
+    use crate::base::mutant::{self, Mutant};
+
+    pub(crate) fn register() -> bool {
+        true
+    }
+
+    pub(crate) fn membarrier() -> bool {
+        if !mutant::on(Mutant::ScanUnfenced) {
+            crate::base::sync::scheduled::empty_all_buffers();
+        }
+        true
+    }
+}

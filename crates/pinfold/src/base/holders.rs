@@ -1,0 +1,125 @@
+//! The list of pins: what is pinned, from where, since when. It costs each pin a lock, so it exists
+//! only with [`Options::track_pins`](crate::Options::track_pins).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+// Not from `crate::base::sync`: no protocol depends on it.
+use crate::base::sync::locks::Mutex;
+
+use crate::base::fork::Birth;
+
+/// A live [`PinnedRange`](crate::PinnedRange).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PinHolder {
+    /// The call of `pin` or `split_off` in the program.
+    pub call_site: &'static Location<'static>,
+    /// When it was pinned.
+    pub since: Instant,
+    /// The file.
+    pub path: PathBuf,
+    /// The bytes of the file that are still pinned.
+    pub range: Range<u64>,
+}
+
+impl PinHolder {
+    /// The number of pinned bytes.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+impl fmt::Display for PinHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at {} of {}, pinned at {} {:.1} s ago",
+            self.bytes(),
+            self.range.start,
+            self.path.display(),
+            self.call_site,
+            self.since.elapsed().as_secs_f64()
+        )
+    }
+}
+
+/// The list of one cache, if it has one.
+#[derive(Debug)]
+pub(crate) struct Holders {
+    list: Option<Mutex<List>>,
+    birth: Birth,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// The number given last.
+    last: u64,
+    by_number: BTreeMap<u64, PinHolder>,
+}
+
+impl Holders {
+    pub(crate) fn new(kept: bool) -> Self {
+        Holders { list: kept.then(Mutex::default), birth: Birth::here() }
+    }
+
+    /// The list. `None` also in a forked child, where its lock may be held for ever.
+    fn list(&self) -> Option<&Mutex<List>> {
+        self.list.as_ref().filter(|_| self.birth.is_here())
+    }
+
+    /// Adds a pin; returns its number, 0 if there is no list.
+    #[inline]
+    pub(crate) fn add(
+        &self,
+        call_site: &'static Location<'static>,
+        path: &Path,
+        range: &Range<u64>,
+    ) -> u64 {
+        let Some(list) = self.list() else { return 0 };
+        let (since, path) = (Instant::now(), path.to_owned());
+        list.lock().insert(PinHolder { call_site, since, path, range: range.clone() })
+    }
+
+    /// Moves the bytes from `at` on to a new pin, and returns its number.
+    #[track_caller]
+    pub(crate) fn split(&self, number: u64, at: u64) -> u64 {
+        let Some(list) = self.list() else { return 0 };
+        let mut list = list.lock();
+        let Some(holder) = list.by_number.get_mut(&number) else { return 0 };
+        let end = std::mem::replace(&mut holder.range.end, at);
+        let other = PinHolder { range: at..end, call_site: Location::caller(), ..holder.clone() };
+        list.insert(other)
+    }
+
+    /// Removes the bytes before `start`.
+    pub(crate) fn shrink(&self, number: u64, start: u64) {
+        let Some(list) = self.list() else { return };
+        if let Some(holder) = list.lock().by_number.get_mut(&number) {
+            holder.range.start = start;
+        }
+    }
+
+    #[cold]
+    pub(crate) fn remove(&self, number: u64) {
+        let Some(list) = self.list() else { return };
+        list.lock().by_number.remove(&number);
+    }
+
+    /// All pins, the oldest first; `None` if there is no list.
+    pub(crate) fn all(&self) -> Option<Vec<PinHolder>> {
+        Some(self.list()?.lock().by_number.values().cloned().collect())
+    }
+}
+
+impl List {
+    fn insert(&mut self, holder: PinHolder) -> u64 {
+        self.last += 1;
+        self.by_number.insert(self.last, holder);
+        self.last
+    }
+}

@@ -1,0 +1,239 @@
+//! The only module that replaces std by a model checker's types.
+//!
+//! Everything that threads of this crate share is built from the names here. Under `--cfg loom`
+//! they are loom's, and the code runs in every interleaving that loom distinguishes. Under `--cfg
+//! shuttle` they are std's with scheduling points in between, at which shuttle may switch threads
+//! (`sync/scheduled.rs`): whole caches run, in random schedules. docs/models.md lists which model
+//! runs what.
+
+pub(crate) mod locks;
+#[cfg(shuttle)]
+pub(crate) mod scheduled;
+
+use std::sync::{PoisonError, TryLockError};
+
+use crate::base::mutant::{self, Mutant};
+
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+// shuttle's models have no directory that grows, which is all that these two are for.
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicUsize};
+
+#[cfg(shuttle)]
+pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thread};
+
+#[cfg(not(shuttle))]
+pub(crate) use std::thread;
+
+// A model's threads are not the system's.
+#[cfg(loom)]
+pub(crate) use loom::thread_local;
+#[cfg(shuttle)]
+pub(crate) use shuttle::thread_local;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use std::thread_local;
+
+/// Whether this thread unwinds from a failed model: its atomics are gone then, or are in a state
+/// that no destructor expects.
+#[inline(always)]
+pub(crate) fn model_failed() -> bool {
+    cfg!(any(loom, shuttle)) && std::thread::panicking()
+}
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+
+/// Another thread may go on here: between two steps that no access to a word of this module
+/// separates. In models, and under the stress's mutants; otherwise nothing.
+#[inline(always)]
+pub(crate) fn between_steps() {
+    #[cfg(shuttle)]
+    scheduled::point();
+    mutant::pause();
+}
+
+/// The fence of a thread that stores to words of a frame that readers without a reference load:
+/// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame and
+/// before its first store: the fence of the thread that made the version odd orders only that
+/// thread's own stores. `without` is the mutant that omits this fence.
+#[inline(always)]
+pub(crate) fn fence_before_racing_stores(without: Mutant) {
+    // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
+    // something stored after this fence sees, after its own fence, the odd version, which happened
+    // before this fence (through the allocator's mutex, a queue's, or a reference).
+    if !mutant::on(without) && !mutant::on(Mutant::RefillUnfenced) {
+        fence(Ordering::Release);
+    }
+    // The next stores bypass the buffers (`Extent::store`, and machine instructions).
+    #[cfg(shuttle)]
+    scheduled::empty_own_buffer();
+}
+
+#[cfg(loom)]
+mod raw {
+    pub(super) type RawMutex<T> = loom::sync::Mutex<T>;
+    pub(super) type RawCondvar = loom::sync::Condvar;
+    pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
+
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().expect("a model does not go on after a panic")
+    }
+
+    pub(super) fn wait<'a, T>(on: &RawCondvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        on.wait(guard).expect("a model does not go on after a panic")
+    }
+
+    /// Time does not pass in a model: without a wake-up this is a deadlock.
+    pub(super) fn wait_timeout<'a, T>(
+        on: &RawCondvar,
+        _: &'a RawMutex<T>,
+        guard: MutexGuard<'a, T>,
+        _: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        wait(on, guard)
+    }
+}
+
+#[cfg(shuttle)]
+mod raw {
+    pub(crate) use super::scheduled::MutexGuard;
+    pub(super) use super::scheduled::{RawCondvar, RawMutex, lock, wait, wait_timeout};
+}
+
+#[cfg(not(any(loom, shuttle)))]
+mod raw {
+    use super::locks;
+
+    pub(super) type RawMutex<T> = locks::Mutex<T>;
+    pub(super) type RawCondvar = locks::Condvar;
+    pub(crate) use locks::MutexGuard;
+
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock()
+    }
+
+    pub(super) fn wait<'a, T>(on: &RawCondvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        on.wait(guard)
+    }
+
+    pub(super) fn wait_timeout<'a, T>(
+        on: &RawCondvar,
+        _: &'a RawMutex<T>,
+        guard: MutexGuard<'a, T>,
+        timeout: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        on.wait_timeout(guard, timeout)
+    }
+}
+
+pub(crate) use raw::MutexGuard;
+
+#[cfg(loom)]
+use loom::sync as read_write;
+#[cfg(shuttle)]
+use shuttle::sync as read_write;
+#[cfg(not(any(loom, shuttle)))]
+use std::sync as read_write;
+
+pub(crate) use read_write::{RwLockReadGuard, RwLockWriteGuard};
+
+/// A lock for many readers or one writer, which a panic does not poison. Who comes to read while a
+/// writer waits waits for that writer, as std's does on Linux. So a writer waits only for those who
+/// read already.
+#[derive(Debug)]
+pub(crate) struct RwLock<T>(read_write::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        RwLock(read_write::RwLock::new(value))
+    }
+
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// If that needs no wait.
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        at_once(self.0.try_read())
+    }
+
+    /// If that needs no wait.
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        at_once(self.0.try_write())
+    }
+}
+
+fn at_once<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// A mutex, which a panic does not poison.
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(raw::RawMutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Mutex(raw::RawMutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        raw::lock(&self.0)
+    }
+}
+
+/// A condition variable for [`Mutex`]. Who notifies must have held the mutex since the change that
+/// is waited for. A notification that nobody waits for costs a load.
+#[derive(Debug)]
+pub(crate) struct Condvar {
+    queue: raw::RawCondvar,
+    /// Threads that sleep, or are about to and still hold the mutex.
+    waiters: AtomicU32,
+}
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Condvar { queue: raw::RawCondvar::new(), waiters: AtomicU32::new(0) }
+    }
+
+    /// Sleeps until woken; spurious wake-ups are possible.
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.counted(|queue| raw::wait(queue, guard))
+    }
+
+    /// Sleeps until woken or for `timeout`; spurious wake-ups are possible. `guard` is of `mutex`.
+    pub(crate) fn wait_timeout<'a, T>(
+        &self,
+        mutex: &'a Mutex<T>,
+        guard: MutexGuard<'a, T>,
+        timeout: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        self.counted(|queue| raw::wait_timeout(queue, &mutex.0, guard, timeout))
+    }
+
+    fn counted<G>(&self, wait: impl FnOnce(&raw::RawCondvar) -> G) -> G {
+        // Relaxed, here and below: a waiter that has not seen the change held the mutex before the
+        // notifier did, and was counted by then.
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let guard = wait(&self.queue);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    pub(crate) fn notify_all(&self) {
+        if self.waiters.load(Ordering::Relaxed) > 0 {
+            self.queue.notify_all();
+        }
+    }
+}

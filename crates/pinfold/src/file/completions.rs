@@ -1,0 +1,280 @@
+//! Reads for a program with an event loop of its own: an eventfd that is readable while one of them
+//! has ended.
+//!
+//! Here: which futures a program waits for. Not here: how they are waited for together
+//! (`futures/set.rs`), what each waits for, and who wakes it.
+//!
+//! What has ended at once is kept until it is taken; the others are in a [`Set`].
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use crate::access::futures::{Ready, Set};
+use crate::error::Result;
+use crate::file::File;
+use crate::file::kept::FolioOf;
+
+/// What has come of an operation that was begun with [`Completions`].
+#[derive(Debug)]
+pub struct Completion {
+    /// The number that the program gave the operation.
+    pub user_data: u64,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// The result of an operation, by the call that began it: part of a [`Completion`].
+#[derive(Debug)]
+pub enum Outcome {
+    /// Of [`Completions::read_at`].
+    Read {
+        /// The buffer.
+        buf: Vec<u8>,
+        /// How many bytes of it were read; as of [`File::read_at`].
+        result: Result<usize>,
+    },
+    /// Of [`Completions::get`]: the page; as of [`FolioOf::get`].
+    Page(Result<FolioOf<Arc<File>>>),
+    /// Of [`Completions::get_many`]: the pages; as of [`FolioOf::get_many_async`].
+    Pages(Result<Vec<FolioOf<Arc<File>>>>),
+}
+
+/// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
+/// `io_uring` of its own.
+///
+/// Its descriptor is readable as long as something may have ended. The program then takes it, as
+/// from an iterator, until there is nothing more. That never blocks; `None` says that nothing else
+/// has ended *by now*. The first call after a wait may say so, too: a batch wakes the program when
+/// a part of it has come.
+///
+/// ```
+/// use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+/// use rustix::event::epoll;
+/// use std::sync::Arc;
+///
+/// let cache = Cache::new(Options::new(8 << 20))?;
+/// let file = Arc::new(cache.attach("table", Arc::new(Memory::new(vec![7; 100_000])))?);
+/// let mut completions = Completions::new()?;
+/// let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+/// let data = epoll::EventData::new_u64(0);
+/// epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).unwrap();
+///
+/// for request in 0..10 {
+///     completions.read_at(&file, vec![0; 64], request * 10_000, request);
+/// }
+/// let mut answered = 0;
+/// while answered < 10 {
+///     let mut events = Vec::with_capacity(1);
+///     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None).unwrap();
+///     for completion in &mut completions {
+///         let Outcome::Read { buf, result } = completion.outcome else { panic!() };
+///         assert!(result? == 64 && buf == [7; 64]);
+///         answered += 1;
+///     }
+/// }
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+///
+/// One thread at a time uses it, and may hand it to another. A program with several such threads
+/// gives each its own.
+///
+/// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate::access::futures);
+/// nobody waits for it, and its buffer is the program's own (the read ends in the cache, not
+/// there).
+///
+/// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
+/// written once, and read once, between two times that nothing was there to take.
+///
+/// In a child of fork(2), what was begun by the parent never ends, and the descriptor is the
+/// parent's; what is cached can be read, and ends at once.
+pub struct Completions {
+    /// By `user_data`.
+    waiting: Set<u64, Operation>,
+    /// What has ended at once, and was not taken.
+    ended: VecDeque<Completion>,
+}
+
+type Operation = dyn Future<Output = Outcome> + Send;
+
+impl Completions {
+    /// Nothing to wait for yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Eventfd`](crate::ErrorKind::Eventfd): the process has as many descriptors as it
+    /// may have, or the system has no memory;
+    /// [`ErrorKind::ForkHandler`](crate::ErrorKind::ForkHandler).
+    pub fn new() -> Result<Self> {
+        Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
+    }
+
+    /// Begins to copy `buf.len()` bytes from `offset` on to `buf`, as [`File::read_at_async`]. The
+    /// buffer comes back in the outcome, whose number is `user_data`: any number of the program's.
+    pub fn read_at(&mut self, file: &Arc<File>, mut buf: Vec<u8>, offset: u64, user_data: u64) {
+        let file = file.clone();
+        self.begin(user_data, async move {
+            let result = file.read_at_async(&mut buf, offset).await;
+            Outcome::Read { buf, result }
+        });
+    }
+
+    /// Begins to get the page number `page`, as [`File::get_async`].
+    pub fn get(&mut self, file: &Arc<File>, page: u64, user_data: u64) {
+        let file = file.clone();
+        self.begin(user_data, async move { Outcome::Page(FolioOf::get_async(file, page).await) });
+    }
+
+    /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
+    /// together.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+    /// # use rustix::event::{PollFd, PollFlags, poll};
+    /// # use std::sync::Arc;
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = Arc::new(cache.attach("nodes", Arc::new(Memory::new(vec![7; 1 << 20])))?);
+    /// let mut completions = Completions::new()?;
+    /// completions.get_many(&file, &[19, 4, 200], 1);
+    /// let ended = loop {
+    ///     poll(&mut [PollFd::new(&completions, PollFlags::IN)], None).unwrap();
+    ///     if let Some(ended) = completions.next() {
+    ///         break ended;
+    ///     }
+    /// };
+    /// let Outcome::Pages(nodes) = ended.outcome else { panic!() };
+    /// assert!(nodes?.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
+        let (file, pages) = (file.clone(), pages.to_vec());
+        self.begin(
+            user_data,
+            async move { Outcome::Pages(FolioOf::get_many_async(file, pages).await) },
+        );
+    }
+
+    fn begin(&mut self, user_data: u64, future: impl Future<Output = Outcome> + Send + 'static) {
+        if let Some((user_data, outcome)) = self.waiting.begin(user_data, Box::pin(future)) {
+            self.ended.push_back(Completion { user_data, outcome });
+            self.waiting.raise();
+        }
+    }
+
+    /// Gives up all operations that are not to be kept, by their `user_data`.
+    pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
+        self.waiting.retain(|of| keep(*of));
+        self.ended.retain(|completion| keep(completion.user_data));
+    }
+
+    /// Gives up all that was begun with this `user_data` and was not taken yet; returns how much
+    /// that was. No completion with it comes any more, until the number is used again.
+    ///
+    /// Cost: a look at all that was not taken.
+    pub fn cancel(&mut self, user_data: u64) -> usize {
+        let before = self.len();
+        self.waiting.retain(|of| *of != user_data);
+        self.ended.retain(|completion| completion.user_data != user_data);
+        before - self.len()
+    }
+
+    /// How much was begun and not taken yet.
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.ended.len()
+    }
+
+    /// Whether all that was begun was taken.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What has ended by now; after `None`, more may end.
+impl Iterator for Completions {
+    type Item = Completion;
+
+    fn next(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.ended.pop_front() {
+            return Some(completion);
+        }
+        let (user_data, outcome) = self.waiting.next()?;
+        Some(Completion { user_data, outcome })
+    }
+}
+
+/// The descriptor that is readable while something may have ended. Programs wait for it, and leave
+/// reading it to [`Completions`].
+impl AsFd for Completions {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waiting.as_fd()
+    }
+}
+
+impl AsRawFd for Completions {
+    fn as_raw_fd(&self) -> RawFd {
+        self.waiting.as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Completions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completions")
+            .field("waiting", &self.waiting.len())
+            .field("ended", &self.ended.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use rustix::event::{PollFd, PollFlags, Timespec};
+
+    use super::{Completions, Outcome};
+    use crate::base::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    fn is_readable(completions: &Completions) -> bool {
+        let mut fds = [PollFd::new(completions, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
+    }
+
+    /// Whether the descriptor is readable as long as there is something to take, whoever adds it.
+    fn readable_while_there_is_something() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 9000]))).unwrap();
+        let file = Arc::new(file);
+        let mut completions = Completions::new().unwrap();
+        assert!(!is_readable(&completions) && completions.next().is_none());
+        file.get(0).unwrap();
+        let mut right = true;
+        for _ in 0..3 {
+            // Two that are there at once.
+            completions.get(&file, 0, 1);
+            completions.read_at(&file, vec![0; 10], 0, 2);
+            right &= is_readable(&completions);
+            assert_eq!(completions.next().unwrap().user_data, 1);
+            right &= is_readable(&completions);
+            let read = completions.next().unwrap();
+            assert!(matches!(read.outcome, Outcome::Read { result: Ok(10), .. }), "{read:?}");
+            assert!(completions.next().is_none() && !is_readable(&completions));
+            // And the waker of one that is not there any more.
+            completions.waiting.wake_nobody();
+            right &= is_readable(&completions);
+            assert!(completions.next().is_none() && !is_readable(&completions));
+        }
+        right
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_while_there_is_something_to_take() {
+        assert!(readable_while_there_is_something());
+        let caught =
+            mutant::with(Some(Mutant::EventUnwritten), || !readable_while_there_is_something());
+        assert!(caught, "the mutant does nothing");
+    }
+}

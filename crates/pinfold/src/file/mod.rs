@@ -1,0 +1,698 @@
+//! `File`: a handle to a file that is read through a cache.
+//!
+//! It stands on `access/`. A file uses only those in the rows below it.
+//!
+//! ```text
+//! completions   futures for a program with an event loop of its own
+//! owned         bytes of a range that own what keeps them
+//! reading       the standard library's traits, memory that is not initialised, many by a future
+//! testing       what tests do to a file (feature `testing`)
+//! kept          a counted guard with a share of its file
+//! mod           `File`
+//! refresh       what other programs do to a file: pages and length follow
+//! ranges        ranges of bytes as programs give them
+//! ```
+
+pub(crate) mod completions;
+pub(crate) mod kept;
+pub(crate) mod owned;
+pub(crate) mod ranges;
+pub(crate) mod reading;
+pub(crate) mod refresh;
+
+use std::ops::{Range, RangeBounds};
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
+use std::path::Path;
+use std::sync::Arc;
+
+use self::refresh::{Refreshed, Since};
+use crate::access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
+use crate::access::futures::{Get, GetMany, Read};
+use crate::access::many::{self, ReadAt};
+use crate::access::pin::{self, PinnedRange, Step};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::frames::PAGE_BYTES;
+use crate::index::PAGES_END;
+use crate::pages::core::Core;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
+use crate::pages::mapping::{Closed, Mapping};
+use crate::source::Hint;
+
+#[cfg(feature = "testing")]
+mod testing;
+
+/// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
+///
+/// A clone is a handle of its own to the same pages: it detects sequential reading by itself, and
+/// begins without the [hints](Self::advise) that the other one has; what readahead was good for, it
+/// knows from the handles before it. Give each sequential scan its own clone: of more than four
+/// scans that share a handle little is read ahead. After the last handle of a file that was
+/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory is needed; its
+/// descriptor is closed. Those of a file that was deleted meanwhile and of a block device go. Those
+/// of a source that was [attached](crate::Cache::attach) stay only if it has an
+/// [identity](crate::source::Source::identity). `file.invalidate(..)` before the drop forgets all.
+///
+/// # A file that others change
+///
+/// The cache looks whether the file was changed when it is [opened](crate::Cache::open), by this
+/// handle or another, and when it is [refreshed](Self::refresh). In between, what is cached stays as
+/// it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is read as
+/// it is then; and the length stays.
+///
+/// If the file has become shorter, a read of the source that meets its new end fails with
+/// [`ErrorKind::Truncated`]. That also concerns bytes that still exist, if they are read together
+/// with bytes that do not: those of the page that has the new end, and of pages before it that are
+/// read in one piece with it. Such reads go on failing if the file grows again, unless it becomes
+/// as long as it was. The remedy is [`refresh`](Self::refresh): from then on reads end where the
+/// file does.
+pub struct File {
+    handle: Handle,
+    /// By which it was opened, if that is not the mapping's.
+    path: Option<Arc<Path>>,
+}
+
+// As for `Cache`.
+impl UnwindSafe for File {}
+impl RefUnwindSafe for File {}
+
+impl std::fmt::Debug for File {
+    /// One line: the file and its length.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("path", &self.handle.mapping.path)
+            .field("len_bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    /// Takes over an open that was already counted.
+    pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>) -> Self {
+        let frames = core.frames.frames() as usize;
+        let window_max =
+            core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
+        File { handle: Handle::new(core, mapping, window_max), path: None }
+    }
+
+    /// The same of a file of the system that was opened by `path`.
+    pub(crate) fn opened(core: Arc<Core>, mapping: Arc<Mapping>, path: &Path) -> Self {
+        let mut file = Self::new(core, mapping);
+        if path.is_relative() {
+            // The working directory may change.
+            file.path = std::path::absolute(path).ok().map(Arc::from);
+        } else if path != file.handle.mapping.path {
+            file.path = Some(Arc::from(path));
+        }
+        file
+    }
+
+    /// Whether it is read through the kernel's page cache.
+    pub(crate) fn is_buffered(&self) -> bool {
+        self.handle.mapping.backing.is_buffered()
+    }
+
+    /// What the ways in use.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
+    /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
+    /// waits for it without a time limit: a source that wants one keeps it in its own `read_at`.
+    /// The other blocking calls wait in the same way.
+    /// [`Source::deadline`](crate::source::Source::deadline) limits reads of futures, reads ahead,
+    /// and the reads of a batch but its first.
+    ///
+    /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
+    /// count, and all of it after an error, is unspecified.
+    ///
+    /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
+    /// and the copy, with no store to shared memory once the folio has been used three times (see
+    /// the [front page](crate#which-way-in)); above the limit, or where the short read fails, one
+    /// atomic add and one subtraction per folio.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
+    /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached (see
+    /// [`File`], "A file that others change");
+    /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
+    /// wait for one fill get its error. The error is not kept: the next read tries again.
+    #[inline]
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.handle.read_at(buf, offset)
+    }
+
+    /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
+    /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
+    /// what is not cached.
+    ///
+    /// A value that spans two pages lies in one piece in [`FolioRef::folio`], if both pages are in
+    /// one folio; otherwise [`read_at`](Self::read_at) copies it.
+    ///
+    /// Cost of a hit: a look-up and one atomic addition on the folio's line, and one subtraction
+    /// when the guard is dropped. The first guard of a large folio may cost more: once large folios
+    /// with guards take a 20th of the budget, the call takes the file's mutex, splits the folio,
+    /// and copies the page.
+    ///
+    /// # What guards keep
+    /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
+    /// more, however large the folios are that the pages were read in. A guard keeps its folio as
+    /// long as it lives, even of a file that was invalidated. Large folios with guards may take a
+    /// 20th of the budget. Beyond that, the first guard of a large folio splits it, and keeps its
+    /// page alone. A folio cannot be split while one of its pages is pinned or borrowed, while
+    /// other threads read it all the time, while several futures that waited for it were not all
+    /// polled yet, or if there is no memory for the index of its pieces. Then the guard keeps the
+    /// whole folio, even beyond the bound. So does [`Borrowed::upgrade`](crate::Borrowed::upgrade).
+    ///
+    /// # Errors
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
+    /// [`ErrorKind::TooManyReferences`] if its folio has four million references; otherwise as
+    /// [`read_at`](Self::read_at).
+    #[inline]
+    pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
+        self.handle.get(page)
+    }
+
+    /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
+    /// source nor for memory ([`futures`](crate::access::futures)). The future is woken when the bytes are
+    /// there. Any runtime will do. Its waker must not wait for a read, as the thread that completes
+    /// reads calls it; it may call what waits for none, as [`try_get`](Self::try_get).
+    ///
+    /// A future may be dropped at any time. The read that it began goes on, and what it brings
+    /// stays in the cache: what was asked for, or up to 2 MiB for a sequential reader. The kernel
+    /// never gets `buf`, which may have been filled in part. While memory is short, futures wait
+    /// for it in turn, and fail with [`ErrorKind::NoMemory`] as threads do.
+    ///
+    /// Cost of a hit: that of `read_at`, and some 20 instructions. Of a miss: the read, an
+    /// allocation, and one wake-up by the thread that completes it.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at). The cause of [`ErrorKind::Read`] is of kind
+    /// [`TimedOut`](std::io::ErrorKind::TimedOut) if the source's
+    /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads were
+    /// busy with other sources for too long ([`Source`](crate::source::Source) says how long).
+    #[inline]
+    pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
+        Read::new(&self.handle, buf, offset)
+    }
+
+    /// As [`get`](Self::get), but as a future; see [`read_at_async`](Self::read_at_async).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get) and [`read_at_async`](Self::read_at_async).
+    #[inline]
+    pub fn get_async(&self, page: u64) -> Get<'_> {
+        Get::new(&self.handle, page)
+    }
+
+    /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. A page may occur
+    /// more than once. The first poll starts a read for each page that is not cached, as far as
+    /// memory goes: the futures of one file may have a quarter of the budget on its way, those of
+    /// all files half; one future of each file may always begin.
+    ///
+    /// A batch of which a page is not cached needs room within these limits for all of its pages,
+    /// cached or not, before it reads any, and keeps that room until it returns. While it waits for
+    /// room, it holds no page. So any number of batches may be polled at once. Those that have begun
+    /// hold their guards while they wait for reads.
+    ///
+    /// A future that is not polled any more, or was leaked, keeps its room for half a second at most
+    /// once its reads have ended, if others want it; what it has brought, until it is dropped.
+    ///
+    /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
+    ///
+    /// # Errors
+    /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
+    /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many), and if others of the
+    /// file use its share up for too long: it says how much they have, and may have.
+    pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
+        GetMany::new(&self.handle, pages)
+    }
+
+    /// The page number `page` (bytes `page * 4096` and up), in place, announced in a slot of
+    /// `reader`, which belongs to the calling thread. Derefs to the page's bytes: 4096, fewer only
+    /// at the end of the file. Reads from the source what is not cached.
+    ///
+    /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing is copied,
+    /// and nothing shared is written once the folio has been used three times (see the
+    /// [front page](crate#which-way-in)). A reader has 16 slots; while all are in use the guard
+    /// takes a counted reference, as [`get`](Self::get) does.
+    ///
+    /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of a reader
+    /// with 16 slots keep at most a quarter of the budget. A reader that
+    /// [`borrow_many`](Self::borrow_many) has given 64 slots can keep all of it. One with a counted
+    /// reference keeps what `get` says.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`ErrorKind::ForeignReader`] if the reader belongs to another cache.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let reader = cache.reader()?;
+    /// let page = file.borrow(1, &reader)?;
+    /// assert_eq!(page.len(), 5000 - 4096);
+    /// let counted = page.upgrade()?;
+    /// drop(page);
+    /// drop(reader);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || assert_eq!(counted[0], 7));
+    /// });
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    #[inline]
+    pub fn borrow<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
+        self.handle.borrow(page, reader)
+    }
+
+    /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
+    /// valid. [`Optimistic::validate_all`] asks this of several pages at once. Reads from the
+    /// source what is not cached.
+    ///
+    /// Cost of a hit: a look-up. Nothing is written.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
+        self.handle.optimistic(page)
+    }
+
+    /// As [`read_at`](Self::read_at), but only what is cached at this moment: `None` if any of the
+    /// bytes is not. Waits for no read, and starts none of what is absent:
+    /// [`prefetch`](Self::prefetch) does.
+    ///
+    /// It gets whatever `read_at` gets without the source, also across folios and at the end of the
+    /// file. In a sequential scan, one call in each 64 KiB to 2 MiB starts the next readahead, as
+    /// in `read_at`: that call takes the file's mutex and may evict, but waits for no read. A page
+    /// that is being evicted or moved may give `None` although it stays. After `None`, `buf` is
+    /// unspecified. In a child of `fork()`, what was not cached at the fork is always `None`.
+    ///
+    /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, None);
+    /// file.prefetch(&[1])?;
+    /// // Later, or here: another thread may wait for it instead.
+    /// file.read_at(&mut buf, 4096)?;
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, Some(8));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Range`] as for `read_at`.
+    #[inline]
+    pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        self.handle.try_read_at(buf, offset)
+    }
+
+    /// As [`get`](Self::get), if the page is cached at this moment; otherwise `None`, as by
+    /// [`try_read_at`](Self::try_read_at).
+    ///
+    /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file.
+    #[inline]
+    pub fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        self.handle.try_get(page)
+    }
+
+    /// As [`borrow`](Self::borrow), if the page is cached at this moment; otherwise `None`, as by
+    /// [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
+    /// counted reference.
+    ///
+    /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::ForeignReader`]
+    /// if the reader belongs to another cache.
+    #[inline]
+    pub fn try_borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        self.handle.try_borrow(page, reader)
+    }
+
+    /// Starts to read those of `pages` that are neither cached nor on their way, for calls that
+    /// will want them soon. Waits for no read. Pages past the end of the file are skipped. Of
+    /// adjacent pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)
+    /// are one read (64 KiB if that is 0).
+    ///
+    /// It is a hint. It starts only what memory can be found for without waiting, and what the
+    /// source takes; and at most a quarter of the budget is on its way in one file at a time. A
+    /// call that wants a page that was not started, or whose read failed, reads it then.
+    ///
+    /// Cost: for a page that is there, a look-up. For others, an allocation each, and one mutex of
+    /// the file and one submission for up to 64 reads. If no memory is free, it may have to evict.
+    /// The folios are counted in [`Stats::readahead`](crate::Stats::readahead). A call that wants
+    /// one of them later does not count it as a miss.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let next = [19, 4, 200];
+    /// file.prefetch(&next)?;
+    /// // Something else meanwhile.
+    /// for page in next {
+    ///     assert_eq!(file.get(page)?[0], 7);
+    /// }
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn prefetch(&self, pages: &[u64]) -> Result<()> {
+        many::prefetch(&self.handle, pages)
+    }
+
+    /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
+    /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
+    /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
+    /// no more memory, and every read of something that is not cached gets that error. What the
+    /// source fails to read is not read again, unless the source was asked for more at once than
+    /// one of `reads` wants: then that one is tried once more, alone, as by any other call. What
+    /// hangs is not tried again ([`Source`](crate::source::Source#which-calls-it-gets) says more).
+    ///
+    /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
+    /// That pays from about eight reads of distant pages on; with fewer than four, hits are done
+    /// one by one (`cargo pinfold bench batch --cases memory` measures both). Cost of misses: 64 of
+    /// `reads` are handled at a time. Of these, up to 16 MiB are read at once, adjacent pages by
+    /// one read; what is left is read one by one. For a file that is read by direct I/O, this
+    /// thread submits these reads, 64 at a time, and waits for all of them at once. For other sources this thread makes the first
+    /// read, and the others are one submission to the source. The batch holds nothing from one read
+    /// to the next, and so may be of any size, whatever the budget is.
+    ///
+    /// # Errors
+    /// The first error in the order of `reads`, which its result has, too.
+    #[inline]
+    pub fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
+        self.handle.read_many(reads)
+    }
+
+    /// All of `pages`, each under a counted reference as by [`get`](Self::get), in the order of
+    /// `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
+    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many).
+    /// The guards together keep at most two pages each, or a tenth of the budget, as those of
+    /// `get`.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let nodes = file.get_many(&[19, 4, 200, 4])?;
+    /// assert_eq!(nodes.len(), 4);
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
+    /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget
+    /// at once. If that is for what others hold, it comes after the wait of a
+    /// [single read](crate#what-blocks). If `pages` has more different pages than the
+    /// budget has, it comes at once, and nothing is read; unless one of them is
+    /// [beyond the end](ErrorKind::BeyondEnd), which is then the error.
+    #[inline]
+    pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
+        self.handle.get_many(pages)
+    }
+
+    /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in the order
+    /// of `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence for each
+    /// 16 pages where a borrow has one (for each page in a batch of fewer than four). A reader has
+    /// 16 slots; the first batches that need more make further ones, up to 64 in all, which the
+    /// reader keeps. Guards for which none is free take a counted reference, and an allocation. The
+    /// processor's cache misses overlap, and so do the reads from the source, as by
+    /// [`read_many`](Self::read_many).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let reader = cache.reader()?;
+    /// let nodes = file.borrow_many(&[19, 4, 200], &reader)?;
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`get_many`](Self::get_many); [`ErrorKind::ForeignReader`] if the reader belongs to
+    /// another cache, even if `pages` is empty.
+    #[inline]
+    pub fn borrow_many<'f, 'r>(
+        &'f self,
+        pages: &[u64],
+        reader: &'r Reader,
+    ) -> Result<Vec<Borrowed<'f, 'r>>> {
+        self.handle.borrow_many(pages, reader)
+    }
+
+    /// Pins the bytes `range` of the file in memory, for I/O and DMA that outlive the call: they
+    /// keep their addresses until the [`PinnedRange`] is dropped. Reads from the source what is not
+    /// cached, in folios of up to 2 MiB where the range allows. [`PinnedRange`] has the guarantees.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let mut pinned = file.pin(5_000..9_000)?;
+    /// let bytes = pinned.extents().map(|extent| extent.len()); // for writev(2), or a ring's buffers
+    /// assert_eq!(bytes.sum::<usize>(), 4_000);
+    /// pinned.unpin_front(1_000)?; // so much has been sent
+    /// assert_eq!(pinned.range(), 6_000..9_000);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// A pinned folio is neither evicted nor moved. It is kept as a whole, however few of its pages
+    /// are pinned.
+    ///
+    /// # Moving before pinning
+    ///
+    /// A small folio that is pinned anywhere would keep the 2 MiB of memory around it from becoming
+    /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
+    /// to memory that is set apart for them, unless it is there already or there is none. A folio
+    /// can move only at a moment at which nobody holds it. The call tries for half a second, and
+    /// then fails with [`ErrorKind::PinHeld`].
+    ///
+    /// - A thread must first drop its own guards of these pages, and of others in the same folios:
+    ///   otherwise the call waits for them, and fails.
+    /// - A page that several threads hold in turn may never have such a moment. Pin it before they
+    ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
+    /// - Where neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves
+    ///   nothing, for a price.
+    ///
+    /// # Cost
+    /// For each cached folio that need not move: a look-up and one atomic addition, and one atomic
+    /// subtraction to unpin it. For the call: an addition and a subtraction on the count of the
+    /// cache, a line that all threads which pin share, and two additions on the thread's own
+    /// counters. To move a folio takes the file's mutex and copies the folio; its next pin finds it
+    /// moved.
+    ///
+    /// # Errors
+    /// Nothing stays pinned after an error. [`ErrorKind::PinRange`] if the range is empty,
+    /// reversed, or ends beyond the file; [`ErrorKind::PinTooLarge`] if it can never fit the
+    /// budget; [`ErrorKind::PinHeld`] if a folio must move and its holders do not release it;
+    /// [`ErrorKind::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
+    #[track_caller]
+    #[inline]
+    pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
+        pin::pin(&self.handle, range, Step::Folio, Location::caller())
+    }
+
+    /// As [`pin`](Self::pin), but page by page, with a look-up and an addition for each. Feature
+    /// `testing`: for comparisons only.
+    ///
+    /// # Errors
+    /// As for [`pin`](Self::pin).
+    #[cfg(feature = "testing")]
+    #[track_caller]
+    #[inline]
+    pub fn pin_per_page(&self, range: Range<u64>) -> Result<PinnedRange> {
+        pin::pin(&self.handle, range, Step::Page, Location::caller())
+    }
+
+    /// The length in bytes, as of the last time the file was opened, [refreshed](Self::refresh) or
+    /// [invalidated](Self::invalidate).
+    pub fn len(&self) -> u64 {
+        self.handle.mapping.len_bytes()
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
+    /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
+    /// range, up to a quarter of the budget, as [`prefetch`](Self::prefetch) does. `DontNeed` drops
+    /// the range from the cache as [`invalidate`](Self::invalidate) does: whole folios, including
+    /// those in use, whose holders keep the bytes. The source gets the hint as well.
+    ///
+    /// # Errors
+    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it
+    /// ends above 2^63 - 1; [`ErrorKind::Forked`].
+    pub fn advise(&self, range: impl RangeBounds<u64>, hint: Hint) -> Result<()> {
+        let range = ranges::bytes_of(&range, ranges::END_MAX);
+        let pages = ranges::pages_of(&self.handle.mapping, &range)?;
+        self.handle.core.check_owner()?;
+        match hint {
+            Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
+            Hint::WillNeed => many::will_need(&self.handle, pages),
+            Hint::DontNeed => {
+                self.drop_cached(&pages);
+            }
+        }
+        // A hint: nothing depends on whether the source takes it.
+        let _ = self.handle.mapping.backing.advise(range, hint);
+        Ok(())
+    }
+
+    /// Looks whether another program has changed the file, and lets go of what is cached and not
+    /// the file's any more; the length follows. From then on, reads through all handles of the file
+    /// return what it has had since this call. A program that reads a log calls this whenever it
+    /// wants to know of more. [`Changed`](crate::Changed) says what is dropped.
+    ///
+    /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
+    /// how far they can be trusted). They do not say whether a longer file was appended to. It
+    /// counts as such if the first 64 KiB of what is cached and the 64 KiB before the old end are
+    /// still the same; one that was written to elsewhere, too, needs
+    /// [`invalidate`](Self::invalidate), or the next [`Cache::open`](crate::Cache::open), which
+    /// drops all that was kept so. Of a source that the program implements, and of a block
+    /// device, only the length is known. Guards and pins keep what they have.
+    ///
+    /// Cost: while nothing has changed, one system call, which looks at the path. After a change,
+    /// two or three, and dropping; if the file is longer, up to two reads of 64 KiB. Waits for no
+    /// other reads. The system may wait for a server that has the file.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Changed, Options};
+    /// # use std::io::Write;
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("log");
+    /// let mut log = std::fs::File::create(&path).unwrap();
+    /// log.write_all(b"one ").unwrap();
+    /// let file = cache.open(&path)?;
+    /// let mut buf = [0; 16];
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 4);
+    /// log.write_all(b"two").unwrap();
+    /// let now = file.refresh()?;
+    /// assert_eq!((now.len, now.changed), (7, Changed::Grown));
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 7);
+    /// assert_eq!(&buf[..7], b"one two");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`invalidate`](Self::invalidate).
+    pub fn refresh(&self) -> Result<Refreshed> {
+        let mapping = &self.handle.mapping;
+        refresh::refresh(&self.handle, self.path.as_deref().unwrap_or(&mapping.path))
+    }
+
+    /// Drops every cached folio that has a byte of `range`, including those in use: their holders
+    /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
+    /// source for its length, and drops what a new length makes invalid: the folio with the old
+    /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
+    /// dropped, in whole folios.
+    ///
+    /// Of a file that is read through the kernel's page cache, that drops the pages, too, so that the
+    /// bytes come from the device or the server. It keeps those that wait to be written, and those
+    /// that a program has mapped; they come back as the kernel has them.
+    ///
+    /// To find out whether the file was changed at all, use [`refresh`](Self::refresh).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("file");
+    /// # std::fs::write(&path, "old").unwrap();
+    /// let file = cache.open(&path)?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 3);
+    /// std::fs::write(&path, "newer").unwrap(); // the cache does not notice
+    /// assert_eq!(file.len(), 3);
+    /// file.invalidate(..)?; // everything, whatever the length is by now
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 5);
+    /// assert_eq!(&buf[..5], b"newer");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as
+    /// for [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
+    /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<u64> {
+        let range = ranges::bytes_of(&range, ranges::END_MAX);
+        let pages = ranges::pages_of(&self.handle.mapping, &range)?;
+        let byte = |page: u64| page.saturating_mul(PAGE_BYTES as u64).min(i64::MAX as u64);
+        self.handle.mapping.backing.forget(byte(pages.start)..byte(pages.end));
+        let file_pages = self.len().div_ceil(PAGE_BYTES as u64);
+        if pages.start == 0 && pages.end >= file_pages && !pages.is_empty() {
+            return Ok(refresh::renew(&self.handle, Since::Invalidated)?.1);
+        }
+        let dropped = refresh::length(&self.handle)?;
+        Ok(dropped + self.drop_cached(&pages))
+    }
+
+    /// Drops the folios of `pages`, and waits for those who are just lending or evicting one of them:
+    /// afterwards no map shows what was cached before, unless somebody uses it. Returns the number
+    /// of bytes dropped.
+    fn drop_cached(&self, pages: &Range<u64>) -> u64 {
+        let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
+        self.handle.mapping.settle_mirror(pages);
+        dropped
+    }
+}
+
+impl Clone for File {
+    fn clone(&self) -> Self {
+        if self.handle.core.owner.is_here() {
+            self.handle.core.mappings.clone_handle(&self.handle.mapping);
+        }
+        let mut clone = File::new(self.handle.core.clone(), self.handle.mapping.clone());
+        clone.path.clone_from(&self.path);
+        clone
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.handle.core.owner.is_here() {
+            close(&self.handle.core, &self.handle.mapping);
+        }
+    }
+}
+
+/// Drops one handle of the mapping.
+fn close(core: &Core, mapping: &Mapping) {
+    let Closed { for_good, source } = core.mappings.drop_handle(mapping);
+    // Nobody can say of a block device, when it is opened again, whether it has changed.
+    let is_device = mapping.is_of_system() && mapping.read_under().is_none();
+    let was_last = source.is_some();
+    if for_good || (was_last && (is_device || source.is_deleted())) {
+        freeze::drop_clean(core, mapping, 0..PAGES_END);
+    } else if was_last && !mapping.is_of_system() {
+        // The source may never answer. Whoever opens the file again has a source that does.
+        freeze::drop_on_their_way(core, mapping);
+    }
+    core.retire(mapping);
+    drop(source);
+}

@@ -1,0 +1,267 @@
+//! Bytes of a range that own what keeps them: `file.bytes(range)`.
+//!
+//! The public type, and which of its two kinds a range gets. Memory for copies is `reclaim`'s.
+//!
+//! 1. the folio of the first byte, as for a read of the range: from the cache, or filled;
+//! 2. if it has the whole range, and a guard may keep it (`borrow/admit.rs`): the bytes in place,
+//!    under a counted reference. Nothing is split for it: where a guard of a page would have to
+//!    split the folio, the copy keeps less. A mirrored folio is copied, too: its bytes are in a
+//!    mapping that a forked child does not have;
+//! 3. otherwise memory for a copy, and a read into it.
+//!
+//! # Why the bytes stay
+//!
+//! In place: as in `borrow/counted.rs`. A copy: its memory is its own, and nobody writes to it once
+//! it is shared.
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+use std::ops::{Deref, Range, RangeBounds};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::access::borrow::{FolioRef, may_keep};
+use crate::access::found::Mark;
+use crate::access::futures;
+use crate::error::{ErrorKind, Result};
+use crate::file::File;
+use crate::file::ranges;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::pages::core::Held;
+use crate::pages::fill;
+use crate::pages::handle::Handle;
+use crate::pages::reclaim::{Copied, allocate_copy};
+
+/// Bytes of a file, contiguous in memory, that own what keeps them. Made by [`File::bytes`]. Derefs
+/// to them.
+///
+/// They can be sent, shared, cloned and stored anywhere, and outlive the file and the cache. They
+/// never change, whatever happens to the file, as under [`FolioRef`]. All of their memory is of the
+/// budget, until the last clone is dropped:
+///
+/// - *in place*, where one folio has them all, and at most twice as much (or large folios with
+///   guards take no more than a 20th of the budget, as for [`File::get`]): the folio stays in
+///   memory as under a guard;
+/// - a *copy* otherwise: whole pages, or where the range is longer than 2 MiB or memory is in small
+///   pieces, up to a multiple of 2 MiB. All copies together have at most as much as can be pinned.
+///
+/// A clone copies no byte. It costs two atomic additions in place, and one of a copy.
+///
+/// With the crate `bytes`, they are a `Bytes` without a copy, to be sliced and given to a runtime:
+///
+/// ```
+/// # use pinfold::{Cache, Options, source::Memory};
+/// # let cache = Cache::new(Options::new(8 << 20))?;
+/// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+/// let column = bytes::Bytes::from_owner(file.bytes(4_000..60_000)?);
+/// let value = column.slice(5_000..5_008);
+/// drop((file, cache)); // it keeps what it needs
+/// assert_eq!(value, [7; 8][..]);
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct OwnedBytes {
+    from: NonNull<u8>,
+    len: usize,
+    keeper: Keeper,
+}
+
+/// What keeps the bytes.
+#[derive(Clone)]
+enum Keeper {
+    /// There are none.
+    Nothing,
+    Folio {
+        _guard: FolioRef<'static>,
+    },
+    Copy {
+        _memory: Arc<Copied>,
+    },
+}
+
+// SAFETY: bytes that no thread writes, and what keeps them may be given back by any thread.
+unsafe impl Send for OwnedBytes where Keeper: Send {}
+// SAFETY: as above; shared bytes only are handed out.
+unsafe impl Sync for OwnedBytes where Keeper: Sync {}
+
+impl File {
+    /// The bytes `range` of the file, in one piece that owns what keeps it ([`OwnedBytes`]): in
+    /// place, if one folio has them all, otherwise a copy in memory of the budget. Reads from the
+    /// source what is not cached. All of the file is `file.bytes(..)`.
+    ///
+    /// The bytes of a copy that come from one folio are of one moment, as those of
+    /// [`read_at`](Self::read_at).
+    ///
+    /// Cost in place: a look-up, two atomic additions, and two subtractions in the end, one of each
+    /// on the count of the cache itself, which all such bytes share. Of a copy: that of
+    /// `read_at`, three allocations, and a mutex that all allocations of memory share; if it is
+    /// longer than 2 MiB also mmap(2), munmap(2), and a madvise(2) for each 2 MiB. It may have to
+    /// evict.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("log", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let record = file.bytes(4_000..5_000)?; // across the end of a page
+    /// std::thread::spawn(move || assert_eq!(record[..], [7; 1_000])).join().unwrap();
+    /// assert_eq!(file.bytes(9_990..)?.len(), 10);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::RangeBeyondEnd`] if the file has not all of them;
+    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::NoMemory`] if
+    /// there is no memory for a copy: at once, if the range is longer than all copies together may
+    /// be, otherwise after two seconds, or thirty while reads are under way; [`ErrorKind::Reserve`] if the system refuses a mapping for one longer than 2 MiB;
+    /// otherwise as [`read_at`](Self::read_at).
+    pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedBytes> {
+        let handle = self.handle();
+        let wanted = handle.check_bytes(&range)?;
+        let Some((page, bytes)) = pages_of(&wanted) else { return Ok(OwnedBytes::empty()) };
+        let missing = || fill::get(handle, page, bytes);
+        let in_place = handle.held(page, (Mark::Meet, true), missing, |held| {
+            Ok(Some(OwnedBytes::in_place(handle, held, &wanted)))
+        })?;
+        if let Some(bytes) = in_place {
+            return Ok(bytes);
+        }
+        let mut copied = memory(handle, page, (wanted.end - wanted.start) as usize)?;
+        let got = handle.read_at(copied.bytes_mut(), wanted.start)?;
+        OwnedBytes::copy(handle, copied, got, &wanted)
+    }
+
+    /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async). While
+    /// it waits for memory for a copy, it holds nothing; while a copy is read, it has that memory.
+    /// Futures that wait for memory for copies have their turns in the order in which they came, and
+    /// the time after which one fails begins with its turn. Whoever wants no copy does not wait
+    /// behind them.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes) and [`read_at_async`](Self::read_at_async).
+    pub async fn bytes_async(&self, range: impl RangeBounds<u64>) -> Result<OwnedBytes> {
+        let handle = self.handle();
+        let wanted = handle.check_bytes(&range)?;
+        drop(range);
+        let Some((page, bytes)) = pages_of(&wanted) else { return Ok(OwnedBytes::empty()) };
+        let held = futures::bring(handle, page, bytes).await?;
+        if let Some(bytes) = OwnedBytes::in_place(handle, held, &wanted) {
+            return Ok(bytes);
+        }
+        let len = (wanted.end - wanted.start) as usize;
+        let mut copied = futures::copy_memory(handle, page, len).await?;
+        let got = self.read_at_async(copied.bytes_mut(), wanted.start).await?;
+        OwnedBytes::copy(handle, copied, got, &wanted)
+    }
+}
+
+/// The first page, and how many bytes are wanted from its start on. `None`: none.
+fn pages_of(wanted: &Range<u64>) -> Option<(u64, usize)> {
+    let page = wanted.start >> PAGE_SHIFT;
+    (!wanted.is_empty()).then(|| (page, (wanted.end - (page << PAGE_SHIFT)) as usize))
+}
+
+/// Memory for a copy, which this thread waits for.
+fn memory(handle: &Handle, page: u64, bytes: usize) -> Result<Copied> {
+    let copied = allocate_copy(&handle.core, (&handle.mapping, page), bytes, true)?;
+    Ok(copied.expect("it was waited for"))
+}
+
+impl Handle {
+    /// The bytes of a range, all of which the file has.
+    fn check_bytes(&self, range: &impl RangeBounds<u64>) -> Result<Range<u64>> {
+        let len_bytes = self.mapping.len_bytes();
+        let wanted = ranges::bytes_of(range, len_bytes);
+        ranges::check(&self.mapping, &wanted)?;
+        self.check_has(&wanted, len_bytes).map(|()| wanted)
+    }
+
+    /// # Errors
+    /// [`ErrorKind::RangeBeyondEnd`] if a file of that length has not all of `wanted`.
+    fn check_has(&self, wanted: &Range<u64>, len_bytes: u64) -> Result<()> {
+        let &Range { start, end } = wanted;
+        if end <= len_bytes {
+            return Ok(());
+        }
+        let path = self.mapping.path.clone();
+        Err(ErrorKind::RangeBeyondEnd { path, start, end, len_bytes }.into())
+    }
+}
+
+impl OwnedBytes {
+    fn empty() -> Self {
+        OwnedBytes { from: NonNull::dangling(), len: 0, keeper: Keeper::Nothing }
+    }
+
+    /// Those of `wanted`, which begin in the folio of `held`: `None` if not all are in it, or it may
+    /// not be kept.
+    fn in_place<'a>(handle: &'a Handle, held: Held<'a>, wanted: &Range<u64>) -> Option<Self> {
+        let page = wanted.start >> PAGE_SHIFT;
+        let pages = wanted.end.div_ceil(PAGE_BYTES as u64) - page;
+        if held.frame().is_mirrored() || !has(&held, wanted) {
+            return None;
+        }
+        if !may_keep(&handle.core, &held, pages) {
+            return None;
+        }
+        let guard = FolioRef::of(handle, held, page)?.into_owned();
+        let at = (wanted.start - guard.folio_offset()) as usize;
+        let len = (wanted.end - wanted.start) as usize;
+        let bytes = guard.folio().get(at..at + len)?;
+        let from = NonNull::from(bytes).cast();
+        Some(OwnedBytes { from, len, keeper: Keeper::Folio { _guard: guard } })
+    }
+
+    /// A copy that has `got` bytes of `wanted`.
+    ///
+    /// # Errors
+    /// The file is shorter by now.
+    fn copy(handle: &Handle, copied: Copied, got: usize, wanted: &Range<u64>) -> Result<Self> {
+        let len = (wanted.end - wanted.start) as usize;
+        if got < len {
+            handle.check_has(wanted, wanted.start + got as u64)?;
+        }
+        let from = copied.address();
+        Ok(OwnedBytes { from, len, keeper: Keeper::Copy { _memory: Arc::new(copied) } })
+    }
+}
+
+/// Whether the folio has all of `wanted`, whose first byte it has.
+fn has(held: &Held<'_>, wanted: &Range<u64>) -> bool {
+    wanted.end <= held.offset() + held.frame().file_bytes() as u64
+}
+
+impl Deref for OwnedBytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised bytes that the keeper keeps, and that nobody writes; see the head.
+        unsafe { std::slice::from_raw_parts(self.from.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for OwnedBytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+// As for `Cache`. The bytes do not change.
+impl UnwindSafe for OwnedBytes {}
+impl RefUnwindSafe for OwnedBytes {}
+
+impl std::fmt::Debug for OwnedBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kept = match &self.keeper {
+            Keeper::Nothing => "nothing",
+            Keeper::Folio { .. } => "in place",
+            Keeper::Copy { .. } => "a copy",
+        };
+        f.debug_struct("OwnedBytes")
+            .field("len", &self.len)
+            .field("kept", &kept)
+            .finish_non_exhaustive()
+    }
+}

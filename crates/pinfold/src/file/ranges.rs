@@ -1,0 +1,53 @@
+//! Ranges of bytes of a file, as programs give them.
+
+use std::ops::{Bound, Range, RangeBounds};
+
+use crate::error::{ErrorKind, Result};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::pages::mapping::Mapping;
+
+/// The largest end of a range, and what an open one has where the length of the file does not
+/// matter.
+pub(crate) const END_MAX: u64 = i64::MAX as u64;
+
+/// The bytes from the first to the last, where an open end is `end`. What does not fit is cut off at
+/// the largest number, which every check refuses.
+pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
+    let start = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => at.saturating_add(1),
+        Bound::Excluded(&at) => at,
+        Bound::Unbounded => end,
+    };
+    start..end
+}
+
+/// # Errors
+/// [`ErrorKind::RangeReversed`], and [`ErrorKind::Range`] if it ends above the largest offset.
+pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
+    let &Range { start, end } = range;
+    let path = || mapping.path.clone();
+    if start > end {
+        return Err(ErrorKind::RangeReversed { path: path(), start, end }.into());
+    }
+    if end > END_MAX {
+        return Err(ErrorKind::Range { path: path(), offset: start, bytes: end - start }.into());
+    }
+    Ok(())
+}
+
+/// The pages that have a byte of `range`, including those past the end of the file.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn pages_of(mapping: &Mapping, range: &Range<u64>) -> Result<Range<u64>> {
+    check(mapping, range)?;
+    if range.is_empty() {
+        return Ok(0..0);
+    }
+    Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
+}

@@ -1,0 +1,215 @@
+//! A file that other programs change: what is cached of it, and its length, follow.
+//!
+//! Belongs here: asking what the file has now, deciding what the cached pages are worth, and
+//! letting go of them. Does not: what identifies contents (`source/contents.rs`).
+//!
+//! Each page in the index was read after a moment at which the file had the contents that its
+//! mapping's `ReadUnder` has. In [`renew`], under the mapping's `resizing` mutex:
+//!
+//! 1. ask for the file's contents;
+//! 2. if they are those, end;
+//! 3. set the length, which drops the folios with a page beyond the shorter of the two; drop all
+//!    others, too, unless the file has only grown;
+//! 4. note the contents of step 1 as the new `ReadUnder`.
+//!
+//! Folios that are inserted after step 1 are read after it. So whoever sees what step 4 has noted
+//! finds no page that was read before step 1.
+
+use std::path::Path;
+
+use crate::access::found::Mark;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait;
+use crate::error::{ErrorKind, Result};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::index::PAGES_END;
+use crate::pages::freeze;
+use crate::pages::handle::Handle;
+use crate::pages::mapping::{ReadUnder, ask_len, check_len};
+use crate::source::{AlignedBuffer, Contents, Extent, look};
+
+/// What [`File::refresh`](crate::File::refresh) found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refreshed {
+    /// The length of the file now, in bytes.
+    pub len: u64,
+    /// What has happened to the file since it was opened, refreshed or invalidated as a whole.
+    pub changed: Changed,
+}
+
+/// What another program has done to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Changed {
+    /// Nothing, as far as its length and times say: all that is cached stays, unless it was read
+    /// within 20 ms of the last change ([`Cache::open`](crate::Cache::open) says when and why).
+    No,
+    /// It was appended to: what is cached stays, but for the folio that had the end.
+    Grown,
+    /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
+    /// cached is left.
+    Rewritten,
+    /// Its path names another file now, or none: it was replaced, renamed or deleted, and nothing
+    /// that was cached is left; or a link on the path was changed. This handle still reads the file
+    /// that it was opened for. [`Cache::open`](crate::Cache::open) opens the new one.
+    Replaced,
+}
+
+/// What a change is to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// An open: nothing may be left of what was read before the last change.
+    Opened,
+    /// A refresh: if the file has grown, what was cached stays.
+    Refreshed,
+    /// An invalidation of all pages.
+    Invalidated,
+}
+
+/// Lets go of what the file, whose contents were these when it was opened just now, does not have
+/// any more.
+pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()> {
+    let under = handle.mapping.read_under();
+    if under.zip(contents).is_some_and(|(under, contents)| under.is_settled_as(contents)) {
+        return Ok(());
+    }
+    renew(handle, Since::Opened).map(drop)
+}
+
+/// [`File::refresh`](crate::File::refresh), of a handle that was opened by `path`.
+pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Refreshed> {
+    handle.core.check_owner()?;
+    let mapping = &handle.mapping;
+    let there = mapping.is_of_system().then(|| look(path)).and_then(Result::ok);
+    let mut changed = Changed::No;
+    let is_same = match (mapping.read_under(), there) {
+        (Some(under), Some((file, Some(contents)))) if mapping.is_file(file) => {
+            under.is_followed_as(&contents)
+        }
+        _ => false,
+    };
+    if !is_same {
+        changed = renew(handle, Since::Refreshed)?.0;
+        let is_there = || there.is_some_and(|(file, _)| mapping.is_file(file));
+        if mapping.is_of_system() && !is_there() {
+            changed = Changed::Replaced;
+        }
+    }
+    Ok(Refreshed { len: mapping.len_bytes(), changed })
+}
+
+/// Asks the source for its length, and applies a change; returns the bytes dropped.
+pub(crate) fn length(handle: &Handle) -> Result<u64> {
+    handle.core.check_owner()?;
+    let mapping = &handle.mapping;
+    // Held across the question and the answer: the later of two answers must win.
+    let resizing = mapping.resizing.lock();
+    let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
+    // Futures are woken when that mutex is released.
+    let bytes = wait::together(|| {
+        let gone = freeze::resize(&handle.core, mapping, len_bytes);
+        drop(resizing);
+        gone.let_go(&handle.core)
+    });
+    mapping.settle_mirror(&(0..PAGES_END));
+    Ok(bytes)
+}
+
+/// Steps 1 to 4. Returns what has happened, and the bytes dropped.
+pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    core.check_owner()?;
+    let resizing = mapping.resizing.lock();
+    let length_error = |cause: std::io::Error| ErrorKind::Length {
+        path: mapping.path.clone(),
+        cause: std::sync::Arc::new(cause),
+    };
+    let contents = mapping.backing.contents().map_err(length_error)?;
+    let len_bytes = match &contents {
+        Some(contents) => check_len(contents.len_bytes, &mapping.path)?,
+        None => ask_len(&mapping.backing, &mapping.path)?,
+    };
+    let now = contents.map(|contents| ReadUnder::now(contents, &mapping.backing));
+    let old_bytes = mapping.len_bytes();
+    // Whether nothing has changed, and whether all that is cached is of these contents.
+    let (is_same, is_valid) = match (mapping.read_under(), &contents) {
+        (Some(under), Some(contents)) if since == Since::Opened => {
+            (under.is(contents), under.is_settled_as(contents))
+        }
+        (Some(under), Some(contents)) => (under.is(contents), under.is_followed_as(contents)),
+        _ => (len_bytes == old_bytes, len_bytes == old_bytes),
+    };
+    let changed = match since {
+        Since::Opened | Since::Refreshed if is_valid => return Ok((Changed::No, 0)),
+        Since::Opened | Since::Refreshed if is_same => Changed::No,
+        Since::Refreshed if len_bytes > old_bytes && begins_the_same(handle, old_bytes) => {
+            Changed::Grown
+        }
+        // Of a block device, only the length is known.
+        Since::Opened if contents.is_none() && len_bytes > old_bytes => Changed::Grown,
+        _ => Changed::Rewritten,
+    };
+    let dropped = wait::together(|| {
+        let gone = freeze::resize(core, mapping, len_bytes);
+        let all = match changed {
+            Changed::Grown => 0,
+            _ => freeze::drop_clean(core, mapping, 0..PAGES_END),
+        };
+        mapping.settle_mirror(&(0..PAGES_END));
+        if let Some(now) = now {
+            let grown = changed == Changed::Grown;
+            mapping.set_read_under(if grown { now.as_grown() } else { now });
+        }
+        drop(resizing);
+        all + gone.let_go(core)
+    });
+    mapping.settle_mirror(&(0..PAGES_END));
+    Ok((changed, dropped))
+}
+
+/// Pages at each end of what is cached that a file which has grown is compared at.
+const COMPARED_PAGES: u64 = 16;
+
+/// Whether the file still begins with its first `len_bytes` bytes, as far as a look tells: at the
+/// first pages that are cached, and at the last ones before its old end.
+fn begins_the_same(handle: &Handle, len_bytes: u64) -> bool {
+    if mutant::on(Mutant::GrownUncompared) {
+        return true;
+    }
+    let end = len_bytes.div_ceil(PAGE_BYTES as u64);
+    let Some(first) = first_cached(handle).filter(|&first| first < end) else { return true };
+    let head_end = end.min(first + COMPARED_PAGES);
+    let tail = head_end.max(end.saturating_sub(COMPARED_PAGES));
+    is_the_same(handle, first, head_end, len_bytes) && is_the_same(handle, tail, end, len_bytes)
+}
+
+fn first_cached(handle: &Handle) -> Option<u64> {
+    let mut changing = handle.mapping.change();
+    let writer = changing.writer(&handle.core.nodes);
+    writer.next_present(0..PAGES_END).map(|folio| folio.page)
+}
+
+/// Whether those of these pages that are cached are what the source has, up to `len_bytes`.
+fn is_the_same(handle: &Handle, start: u64, end: u64, len_bytes: u64) -> bool {
+    let is_cached = |&page: &u64| handle.mapping.index.lookup(page).is_some();
+    if !(start..end).any(|page| is_cached(&page)) {
+        return true;
+    }
+    let bytes = (end - start) as usize * PAGE_BYTES;
+    let mut now = AlignedBuffer::zeroed(bytes, PAGE_BYTES);
+    let Ok(got) = handle.mapping.backing.read(start << PAGE_SHIFT, &[Extent::of(&mut now)]) else {
+        return false;
+    };
+    let mut cached = [0; PAGE_BYTES];
+    (start..end).all(|page| {
+        let offset = page << PAGE_SHIFT;
+        let copied = handle.held_now(page, (Mark::Leave, false), |held| {
+            Some(handle.copy_held(&held, &mut cached, offset))
+        });
+        let Some(bytes) = copied else { return true };
+        let bytes = bytes.min((len_bytes - offset).min(PAGE_BYTES as u64) as usize);
+        let at = (offset - (start << PAGE_SHIFT)) as usize;
+        got >= at + bytes && now[at..at + bytes] == cached[..bytes]
+    })
+}

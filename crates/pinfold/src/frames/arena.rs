@@ -1,0 +1,439 @@
+//! The arena: one reservation of memory, made at open and kept until the cache is dropped.
+//!
+//! What belongs here: reserving and giving back the address space, and turning a frame number into
+//! an address. What does not: what the frames hold (`entry`) and which are free (`buddy`).
+//!
+//! The reservation is private and anonymous, with no swap reserved for it: the system finds memory
+//! for a page when it is first touched. It starts at a multiple of 2 MiB, so that a folio of the
+//! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
+//! ever unmapped, remapped or protected before the drop: any address inside it can be read as long
+//! as the arena lives, even after its folio was freed. So this memory cannot be device pages, or
+//! anything else that may become unreadable. Runs of 2 MiB can be given back to the system: a
+//! late reader then reads the system's page of zeros, which takes no memory.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::locks::Mutex;
+
+use super::give_back::give_back;
+use super::units::{
+    BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
+};
+
+/// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
+const ALIGN_BYTES: usize = Order::MAX.bytes();
+
+/// Why an arena could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// Too small for a table and anything to describe with it.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
+    )]
+    BudgetTooSmall {
+        /// The budget asked for, in bytes.
+        budget_bytes: u64,
+        /// The smallest budget that opens, in bytes.
+        least_bytes: u64,
+    },
+    /// More frames than frame numbers.
+    #[error(
+        "a budget of {budget_bytes} bytes is too large: the largest that works is {most_bytes} bytes"
+    )]
+    BudgetTooLarge {
+        /// The budget asked for, in bytes.
+        budget_bytes: u64,
+        /// The largest budget that opens, in bytes.
+        most_bytes: u64,
+    },
+    /// The system gave no address space: a limit (`ulimit -v`), or strict overcommit.
+    #[error("cannot reserve {bytes} bytes of address space for the budget: {cause}")]
+    Reserve {
+        /// The bytes asked for.
+        bytes: usize,
+        /// The system's error.
+        #[source]
+        cause: Errno,
+    },
+}
+
+/// The reservation.
+///
+/// # Invariants
+///
+/// `base .. base + frames * PAGE_BYTES` is mapped, readable and writable, and this struct's alone
+/// to unmap; `base` is a multiple of [`ALIGN_BYTES`].
+#[derive(Debug)]
+pub(super) struct Arena {
+    base: NonNull<u8>,
+    frames: u32,
+    huge_pages_advised: bool,
+    touched: Touched,
+}
+
+/// Which huge pages of the arena have been used, a bit each.
+///
+/// Threads that touch a huge page for the first time at the same moment are each charged a whole
+/// one until one of them wins: 32 threads can exceed the budget by 64 MiB for a moment, and with it
+/// the limit of a control group. So the first thread that allocates frames in it touches it, and
+/// the others wait. Threads that touch different huge pages do not wait for each other, as a rule:
+/// the system writes zeros to each, and a thread may lose its processor meanwhile.
+///
+/// Not a model checker's: no protocol depends on it.
+#[derive(Debug)]
+struct Touched {
+    blocks: Box<[AtomicU64]>,
+    /// Each is for every [`TOUCHING`]th huge page.
+    touching: [Mutex<()>; TOUCHING],
+}
+
+/// Huge pages next to each other that can be touched at the same time.
+const TOUCHING: usize = 32;
+
+impl Touched {
+    fn new(frames: u32) -> Self {
+        let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
+        Touched {
+            blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
+            touching: std::array::from_fn(|_| Mutex::new(())),
+        }
+    }
+
+    fn touching(&self, frame: FrameNumber) -> &Mutex<()> {
+        let block =
+            if mutant::on(Mutant::TouchesInTurn) { 0 } else { frame.0 / Order::MAX.frames() };
+        &self.touching[block as usize % TOUCHING]
+    }
+
+    fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
+        let block = frame.0 / Order::MAX.frames();
+        (&self.blocks[(block / u64::BITS) as usize], 1 << (block % u64::BITS))
+    }
+}
+
+// SAFETY: the arena is an address and a length that never change; it hands out raw pointers only,
+// and unmaps only when dropped, which takes the one owner.
+unsafe impl Send for Arena {}
+// SAFETY: as above; no method changes anything.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves `budget_bytes`, rounded down to whole frames.
+    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, OpenError> {
+        if budget_bytes < BUDGET_MIN_BYTES {
+            return Err(OpenError::BudgetTooSmall { budget_bytes, least_bytes: BUDGET_MIN_BYTES });
+        }
+        if budget_bytes > BUDGET_MAX_BYTES {
+            return Err(OpenError::BudgetTooLarge { budget_bytes, most_bytes: BUDGET_MAX_BYTES });
+        }
+        let frames = (budget_bytes >> PAGE_SHIFT) as u32;
+        let bytes = frames as usize * PAGE_BYTES;
+        let base = map_aligned(bytes, rustix::param::page_size())?;
+        // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
+        // what it holds. Refused where the kernel has no huge pages; small ones work too.
+        let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        let touched = Touched::new(frames);
+        Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
+    }
+
+    /// Faults in the huge page that `frame` lies in, if it has not been used yet. For the thread
+    /// that has just allocated the frame, before it shares it. Cost: one load; for the first in
+    /// each 2 MiB, the page fault of the first use.
+    #[inline]
+    pub(super) fn first_touch(&self, frame: FrameNumber) {
+        let (word, bit) = self.touched.word_and_bit(frame);
+        // Relaxed, here and below: a thread that sees the old value takes the mutex.
+        if word.load(Ordering::Relaxed) & bit == 0 && self.huge_pages_advised {
+            self.touch(frame);
+        }
+    }
+
+    #[cold]
+    fn touch(&self, frame: FrameNumber) {
+        let (word, bit) = self.touched.word_and_bit(frame);
+        let _touching = self.touched.touching(frame).lock();
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge
+            // page is in use before the page is touched.
+            let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
+            // Relaxed: the value means nothing.
+            byte.store(0, Ordering::Relaxed);
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the memory of a folio back to the system, until it is touched again. Of a part of a
+    /// huge page, the system may keep it until memory is short.
+    ///
+    /// # Errors
+    /// The system keeps it.
+    ///
+    /// # Safety
+    /// All frames of the folio are the caller's alone, and their bytes are of no use.
+    pub(super) unsafe fn give_back(&self, head: FrameNumber, order: Order) -> Result<(), Errno> {
+        let (word, bit) = self.touched.word_and_bit(head);
+        // SAFETY: the folio is inside the arena; by the caller's promise nobody needs its bytes.
+        unsafe { give_back(self.address(head), order.bytes()) }?;
+        if order == Order::MAX {
+            // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(super) fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    pub(super) fn huge_pages_advised(&self) -> bool {
+        self.huge_pages_advised
+    }
+
+    /// # Panics
+    ///
+    /// If there is no such frame.
+    #[inline]
+    pub(super) fn address(&self, frame: FrameNumber) -> *mut u8 {
+        match self.try_address(frame) {
+            Some(address) => address,
+            None => panic!("{frame:?} is outside of the arena's {} frames", self.frames),
+        }
+    }
+
+    #[inline]
+    pub(super) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
+        if frame.0 >= self.frames {
+            return None;
+        }
+        let offset = (frame.0 as usize) << PAGE_SHIFT;
+        // SAFETY: the frame is one of the arena's (checked above), so the sum stays inside of the
+        // one mapping that `base` points to, which is below 2^42 bytes.
+        Some(unsafe { self.base.as_ptr().add(offset) })
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames as usize * PAGE_BYTES
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one mapped by `reserve`, not unmapped before; every use of an
+        // address in it borrows from the owner of this arena, which is being dropped.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
+        debug_assert!(unmapped.is_ok(), "the arena's own range is valid to unmap: {unmapped:?}");
+    }
+}
+
+/// Maps at least `bytes` bytes (a multiple of a frame) that start at a multiple of [`ALIGN_BYTES`].
+///
+/// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims
+/// both ends. What stays is `bytes`, rounded up to the system's page.
+fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError> {
+    debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
+    let asked = bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }
+        .map_err(|cause| OpenError::Reserve { bytes: asked, cause })?
+        .cast::<u8>();
+
+    let kept = kept(start.addr(), bytes, page_bytes);
+    let (before, after) = (0..kept.start - start.addr(), kept.end - start.addr()..asked);
+    // SAFETY: `kept` lies in the mapping, which is longer by ALIGN_BYTES.
+    let base = unsafe { start.add(before.end) };
+    for trim in [before, after] {
+        if !trim.is_empty() {
+            // SAFETY: the range lies in the mapping made above, outside of what is kept, and no
+            // address in it is in use yet. It cannot fail for a valid range; if the system is out
+            // of mappings to split, all that is lost is address space.
+            let trimmed = unsafe { munmap(start.wrapping_add(trim.start).cast(), trim.len()) };
+            debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
+        }
+    }
+    Ok(NonNull::new(base).expect("a mapping never starts at address 0"))
+}
+
+/// Which addresses of a mapping at `start` are kept for `bytes` bytes. Both ends are the system's
+/// pages': it unmaps nothing that begins elsewhere.
+fn kept(start: usize, bytes: usize, page_bytes: usize) -> Range<usize> {
+    let base = start.next_multiple_of(ALIGN_BYTES);
+    base..base + bytes.next_multiple_of(page_bytes)
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_at_a_huge_page_and_has_exactly_the_budget() {
+        for budget in [BUDGET_MIN_BYTES, (4 << 20) + 8191, (16 << 20) + 4096] {
+            let arena = Arena::reserve(budget).unwrap();
+            assert!(arena.base().as_ptr().addr().is_multiple_of(ALIGN_BYTES));
+            assert_eq!(u64::from(arena.frames()), budget / 4096, "budget {budget}");
+        }
+    }
+
+    /// As a system sees it whose pages are larger than a frame: 16 KiB and 64 KiB on aarch64.
+    #[test]
+    fn both_ends_that_are_trimmed_are_the_systems_pages() {
+        for page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+            for bytes in [BUDGET_MIN_BYTES as usize, (4 << 20) + 4096, (5 << 20) - 4096] {
+                for start in [ALIGN_BYTES, ALIGN_BYTES + page_bytes, 2 * ALIGN_BYTES - page_bytes] {
+                    let kept = kept(start, bytes, page_bytes);
+                    assert!(kept.start.is_multiple_of(ALIGN_BYTES), "{kept:?}");
+                    assert!(kept.end.is_multiple_of(page_bytes), "{kept:?}, pages of {page_bytes}");
+                    assert!((bytes..bytes + page_bytes).contains(&kept.len()), "{kept:?}");
+                    let mapped = start..start + bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
+                    assert!(mapped.start <= kept.start && kept.end <= mapped.end, "{kept:?}");
+                }
+                let base = map_aligned(bytes, page_bytes).unwrap().as_ptr();
+                // SAFETY: the last byte of a fresh mapping of that length, used only here.
+                unsafe { base.wrapping_add(bytes - 1).write(7) };
+                // SAFETY: the same mapping, to its end.
+                let unmapped = unsafe { munmap(base.cast(), bytes.next_multiple_of(page_bytes)) };
+                assert!(unmapped.is_ok(), "{unmapped:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_frame_is_readable_writable_and_its_own() {
+        let arena = Arena::reserve(5 << 20).unwrap();
+        for n in 0..arena.frames() {
+            let word = arena.address(FrameNumber(n)).cast::<u32>();
+            // SAFETY: the frame is the arena's, aligned, and no other thread uses this arena.
+            unsafe { word.write(n + 1) };
+        }
+        for n in 0..arena.frames() {
+            let word = arena.address(FrameNumber(n)).cast::<u32>();
+            // SAFETY: as above.
+            assert_eq!(unsafe { word.read() }, n + 1);
+        }
+    }
+
+    #[test]
+    fn a_run_that_is_given_back_takes_no_memory_until_it_is_touched() {
+        let arena = Arena::reserve(300 << 20).unwrap();
+        let run = FrameNumber(512);
+        let resident = || {
+            let mut pages = vec![0u8; 512];
+            let at = arena.address(run).cast();
+            // SAFETY: the range is the arena's, and the call writes one byte for each page.
+            assert_eq!(unsafe { libc::mincore(at, 512 * PAGE_BYTES, pages.as_mut_ptr()) }, 0);
+            pages.iter().filter(|&&page| page & 1 == 1).count()
+        };
+        arena.first_touch(run);
+        // SAFETY: the arena is this test's alone.
+        unsafe { std::ptr::write_bytes(arena.address(run), 7, 512 * PAGE_BYTES) };
+        assert_eq!(resident(), 512);
+        // SAFETY: as above.
+        unsafe { arena.give_back(run, Order::MAX) }.unwrap();
+        assert_eq!(resident(), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { arena.address(run).read() }, 0, "what a late reader reads");
+        arena.first_touch(run);
+        assert!(resident() > 0 || !arena.huge_pages_advised());
+    }
+
+    /// Each huge page is touched once, by the first frame of it that is handed out, and no other
+    /// is.
+    #[test]
+    fn a_huge_page_is_touched_when_its_first_frame_is_handed_out() {
+        let arena = Arena::reserve(300 << 20).unwrap();
+        let resident = |block: u32| {
+            let at = arena.address(FrameNumber(block * 512));
+            let mut page = 0u8;
+            // SAFETY: the range is the arena's, and the call writes one byte for its one page.
+            let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut page) };
+            assert_eq!(told, 0);
+            page & 1 == 1
+        };
+        for block in [0, 63, 64, 149] {
+            assert!(!resident(block), "block {block} before");
+            arena.first_touch(FrameNumber(block * 512));
+            assert_eq!(resident(block), arena.huge_pages_advised(), "block {block} after");
+            assert!(!resident(block ^ 1), "its neighbour");
+            // SAFETY: the arena is this test's alone.
+            unsafe { arena.address(FrameNumber(block * 512)).write(7) };
+            arena.first_touch(FrameNumber(block * 512));
+            // SAFETY: as above.
+            let byte = unsafe { arena.address(FrameNumber(block * 512)).read() };
+            assert!(byte == 7 || !arena.huge_pages_advised(), "touched twice");
+        }
+    }
+
+    /// Whether one huge page can be touched while the one before it is being touched.
+    fn touches_side_by_side() -> bool {
+        let touched = Touched::new(16 << 9);
+        let lock = |frame| std::ptr::from_ref(touched.touching(FrameNumber(frame)));
+        assert_eq!(lock(512), lock(1023), "one at a time in the same one");
+        lock(511) != lock(512)
+    }
+
+    #[test]
+    fn huge_pages_are_touched_side_by_side() {
+        assert!(touches_side_by_side());
+        let in_turn = mutant::with(Some(Mutant::TouchesInTurn), touches_side_by_side);
+        assert!(!in_turn, "the mutant does nothing");
+        let arena = Arena::reserve(16 << 20).unwrap();
+        let _other = arena.touched.touching(FrameNumber(0)).lock();
+        arena.first_touch(FrameNumber(512)); // which would wait for ever
+    }
+
+    #[test]
+    fn no_number_leads_outside() {
+        let arena = Arena::reserve(BUDGET_MIN_BYTES).unwrap();
+        let frames = arena.frames();
+        assert!(arena.try_address(FrameNumber(frames - 1)).is_some());
+        for n in [frames, frames + 1, 1 << 30, u32::MAX] {
+            assert_eq!(arena.try_address(FrameNumber(n)), None, "frame {n}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the arena's 64 frames")]
+    fn an_address_outside_panics() {
+        let arena = Arena::reserve(BUDGET_MIN_BYTES).unwrap();
+        let _ = arena.address(FrameNumber(64));
+    }
+
+    #[test]
+    fn a_budget_too_small_is_told_the_smallest_that_works() {
+        let error = Arena::reserve(BUDGET_MIN_BYTES - 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a budget of 262143 bytes is too small: the smallest that works is 262144 bytes"
+        );
+        assert!(Arena::reserve(BUDGET_MIN_BYTES).is_ok());
+    }
+
+    #[test]
+    fn a_budget_too_large_is_told_the_largest_that_works() {
+        let error = Arena::reserve(u64::MAX).unwrap_err();
+        assert!(error.to_string().ends_with("the largest that works is 4398046511104 bytes"));
+    }
+
+    #[test]
+    fn a_refused_reservation_says_how_much_and_why() {
+        // More than a user's half of the address space on any machine this runs on.
+        let error = map_aligned(1 << 62, 4096).unwrap_err();
+        assert!(
+            error.to_string().starts_with("cannot reserve 4611686018429485056 bytes"),
+            "{error}"
+        );
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}

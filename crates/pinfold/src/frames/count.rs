@@ -1,0 +1,30 @@
+//! The count in a frame's entry: the shipped one, or the same on a model checker's atomics.
+//!
+//! What belongs here: that choice. What does not: the count's protocol, which is
+//! `pinfold-refcount`'s.
+
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use pinfold_refcount::RefCount as Count;
+
+/// A count's word, decoded.
+pub(crate) type CountWord = pinfold_refcount::Word;
+
+#[cfg(not(any(loom, shuttle)))]
+pub(super) const fn frozen() -> Count {
+    Count::frozen()
+}
+
+#[cfg(loom)]
+pub(crate) type Count = pinfold_refcount::RefCount<
+    pinfold_refcount::protocol::Shipped,
+    pinfold_refcount::atomic::checked::CheckedWord,
+>;
+
+#[cfg(shuttle)]
+pub(crate) type Count =
+    pinfold_refcount::RefCount<pinfold_refcount::protocol::Shipped, crate::base::sync::AtomicU64>;
+
+#[cfg(any(loom, shuttle))]
+pub(super) fn frozen() -> Count {
+    Count::new_frozen()
+}

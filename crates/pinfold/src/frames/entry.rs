@@ -1,0 +1,643 @@
+//! The entry of a frame: one cache line that says what the frame holds and which threads may use
+//! it.
+//!
+//! What belongs here: the words of an entry, which threads may change them, and the two small
+//! protocols that run on them: the *version* (was what I read consistent?) and the *identity* (is
+//! this the folio I was looking for?). What does not: the count's own protocol (`pinfold-refcount`)
+//! and where the entries are (`table`) and which frames are free (`buddy`).
+//!
+//! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
+//! *tails*, only say "frozen, odd".
+//!
+//! # States
+//!
+//! | state | `count` | `version` | `block` | `mapping` | owner |
+//! |---|---|---|---|---|---|
+//! | table's own frame | frozen | odd | 0 | none | none, for ever |
+//! | free, first of a free block | frozen | odd | order + 1 | stale | the allocator |
+//! | free, inside a free block | frozen | odd | 0 | stale | the allocator |
+//! | held: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun` |
+//! | tail of a folio | frozen | odd | 0 | stale | the head's owner |
+//! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler |
+//! | live | 1 or more | even | 0 | set | shared |
+//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
+//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
+//! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
+//! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
+//!
+//! "Frozen" is the frozen bit with or without the debris of losers; this module does not
+//! distinguish them. Every frozen folio has an odd version, except between `freeze` and
+//! `change_begin`. The version stops a reader that holds nothing; the frozen bit stops a reader
+//! that tries to take a reference.
+//!
+//! # Transitions
+//!
+//! | from | to | step | by |
+//! |---|---|---|---|
+//! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before the table is shared |
+//! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.set(1)` last | `Frames::alloc` |
+//! | free | held, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
+//! | held | filling | as free to filling | `HeldRun::into_folio` |
+//! | filling | filling, findable | `set_identity`, then into the index | the filler |
+//! | filling | live | `change_end` | the filler |
+//! | filling | gone | out of the index, `forget_identity` | a filler that failed |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where only pins use the folio |
+//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
+//! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
+//! | frozen for change | being freed | out of the index | reclaim, truncate |
+//! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
+//! | live | gone | `change_begin`, out of the index, `forget_identity` | truncate of a folio that is held |
+//! | gone | being freed | `count.put(n)` says "last" | the last holder |
+//! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
+//!
+//! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` asserts that the
+//! bit is there and stores nothing in the count, the allocator never touches the word, `hand_out`
+//! asserts the bit once more and then sets 1 as its last step. Zero is not a state: memory fresh
+//! from the system reads as zero, which a `try_get` would turn into a reference, so every entry is
+//! written before the table can be reached.
+//!
+//! # Which words are changed how
+//!
+//! `count` has its own atomic operations. `version`, `mapping`, `index`, `order` have one writer at
+//! a time (see the states), so they are stored, never swapped. `prev`, `next`, `block` belong to a
+//! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
+//! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
+//! that hold nothing, so it has a byte of its own, and a lost update costs one hint.
+
+use bitflags::bitflags;
+
+use super::count::{self, Count};
+use super::units::{FrameNumber, Order, PAGE_SHIFT};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{
+    AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_racing_stores,
+};
+
+/// The mapping of a folio that belongs to no file.
+pub(crate) const MAPPING_NONE: u32 = u32::MAX;
+
+/// The link that leads to no entry; above every frame number.
+const LINK_NONE: u32 = u32::MAX;
+
+bitflags! {
+    /// Flags of a folio. There is none for "up to date", which an even version says, nor for
+    /// "dirty", which only the index's marks say (`index::Mark`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Flags: u32 {
+        /// A read that finds this flag starts reading ahead.
+        const READAHEAD = 1;
+        /// Its fill failed, and `failures` has the error for the readers that waited.
+        const FAILED = 1 << 1;
+        /// Counted guards may keep all of it: it is on the list of `grants`.
+        const GRANTED = 1 << 2;
+        /// They might once, and did not use it when others wanted the same.
+        const REVOKED = 1 << 3;
+        /// Its bytes are not in the arena but in its file's mirror: they are read under a reference
+        /// alone. Set as long as the frame is one of a lent run.
+        const MIRRORED = 1 << 4;
+    }
+}
+
+/// Which pages of which file a folio holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The file, as numbered by its cache, or [`MAPPING_NONE`].
+    pub(crate) mapping: u32,
+    /// The page offset, in the file, of the folio's first page.
+    pub(crate) index: u64,
+    /// How many pages: 2^order.
+    pub(crate) order: Order,
+}
+
+impl Identity {
+    /// Its pages of the file.
+    pub(crate) fn pages(&self) -> std::ops::Range<u64> {
+        self.index..self.index + u64::from(self.order.frames())
+    }
+}
+
+/// An even version, as seen by [`Frame::read_begin`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp(u64);
+
+/// The entry of one frame: exactly one cache line.
+///
+/// # Invariants
+///
+/// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`: only the methods here store.
+/// `version` only ever grows, over all lifetimes of the frame, so that no stamp of an earlier
+/// lifetime is ever valid again. It moves by 2 with each change and has 64 bits: a writer that
+/// changed one folio every 10 ns, for ever, would wrap round after 2924 years (2^63 * 10 ns).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Frame {
+    /// The references and pins to the folio. At 0.
+    pub(crate) count: Count,
+    /// Odd while identity or bytes may change. At 8.
+    version: AtomicU64,
+    /// The file's byte that the folio begins with. At 16.
+    start: AtomicU64,
+    /// At 24.
+    mapping: AtomicU32,
+    /// The allocator's while free, the policy's while queued, none in between. At 28.
+    prev: AtomicU32,
+    /// At 32.
+    next: AtomicU32,
+    /// At 36.
+    flags: AtomicU32,
+    /// At 40.
+    order: AtomicU8,
+    /// How often it was used, see `uses.rs`. At 41.
+    pub(super) uses: AtomicU8,
+    /// The order of the free block that starts here, plus one; 0 where none starts. The
+    /// allocator's alone. At 42.
+    block: AtomicU8,
+    /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
+    place: AtomicU8,
+    /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
+    /// read should have more read ahead, or if the bytes are not in the arena. It repeats what `file_bytes` and `flags` say, for one
+    /// load. At 44.
+    span_bytes: AtomicU32,
+    /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file
+    /// ends. At 48.
+    file_bytes: AtomicU32,
+    /// Bytes from the start on that a counted guard may be taken of at once: as `span_bytes`, but
+    /// none of a large folio that is not granted. At 52.
+    guard_bytes: AtomicU32,
+    /// In which parts, a bit each. Not from `crate::base::sync`: a hint. At 56.
+    pub(super) touched: std::sync::atomic::AtomicU64,
+}
+
+// The model checker's atomics are larger; it has no cache lines either.
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Frame>() == 64, "one cache line an entry, 1/64 of the budget");
+    assert!(align_of::<Frame>() == 64);
+    assert!(size_of::<Count>() == 8);
+    assert!(super::units::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
+};
+
+impl Frame {
+    /// An entry as every frame starts: frozen and odd, not zero.
+    pub(super) fn new() -> Self {
+        Frame {
+            count: count::frozen(),
+            version: AtomicU64::new(1),
+            start: AtomicU64::new(0),
+            mapping: AtomicU32::new(MAPPING_NONE),
+            prev: AtomicU32::new(LINK_NONE),
+            next: AtomicU32::new(LINK_NONE),
+            flags: AtomicU32::new(0),
+            order: AtomicU8::new(0),
+            uses: AtomicU8::new(0),
+            block: AtomicU8::new(0),
+            place: AtomicU8::new(0),
+            span_bytes: AtomicU32::new(0),
+            file_bytes: AtomicU32::new(0),
+            guard_bytes: AtomicU32::new(0),
+            touched: 0.into(),
+        }
+    }
+
+    // ---- the version ----
+
+    /// Begins a read without a reference: returns the version, if the folio is not being changed.
+    ///
+    /// What is read after it (identity, bytes) is valid only if [`Frame::read_retry`] then returns
+    /// false. Bytes must be read by loads that may race.
+    #[inline]
+    pub(crate) fn read_begin(&self) -> Option<Stamp> {
+        // Acquire: pairs with the Release store in `change_end`; what that writer stored is seen.
+        let version = self.version.load(Ordering::Acquire);
+        (version & 1 == 0).then_some(Stamp(version))
+    }
+
+    /// Ends a read: true if anything may have changed since `stamp`, so that what was read is not
+    /// valid.
+    #[inline]
+    #[must_use = "what was read may be used only if this is false"]
+    pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
+        // Acquire: pairs with the Release fence in `change_begin`, and with those in
+        // `fence_before_racing_stores`. If any load before this fence saw a store made after one of
+        // them, the load below sees the odd version or a later one.
+        if !mutant::on(Mutant::LastLookUnfenced) {
+            fence(Ordering::Acquire);
+        }
+        // Relaxed: the fence above orders it.
+        self.version.load(Ordering::Relaxed) != stamp.0 && !mutant::on(Mutant::NoLastLook)
+    }
+
+    /// The stamp of this moment, or of the last one at which the version was even.
+    pub(crate) fn last_stamp(&self) -> Stamp {
+        // Relaxed: the caller has a reference, and so is ordered after the last change but one.
+        Stamp(self.version.load(Ordering::Relaxed) & !1)
+    }
+
+    /// How far the version has moved since `stamp`: 0, 1 while it is odd for the first time, or
+    /// more.
+    pub(crate) fn since(&self, stamp: Stamp) -> u64 {
+        // Acquire: pairs with the Release store in `change_end`, for what is loaded next.
+        self.version.load(Ordering::Acquire) - stamp.0
+    }
+
+    /// Begins a change of identity or bytes. One change at a time: the caller has frozen the folio,
+    /// or holds its mapping's `change` mutex.
+    ///
+    /// # Panics
+    ///
+    /// If a change is in progress already.
+    #[inline]
+    pub(crate) fn change_begin(&self) {
+        // Relaxed: the version has one writer at a time, which synchronized with the previous one
+        // through the count or a lock.
+        let version = self.version.load(Ordering::Relaxed);
+        assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
+        // Relaxed: the fence below orders it before what follows.
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Release: pairs with the Acquire fence in `read_retry`, see there.
+        fence(Ordering::Release);
+    }
+
+    /// Ends a change or a fill: identity and bytes are now consistent and valid.
+    ///
+    /// # Panics
+    ///
+    /// If no change is in progress.
+    #[inline]
+    pub(crate) fn change_end(&self) {
+        // Relaxed: as in `change_begin`.
+        let version = self.version.load(Ordering::Relaxed);
+        let version = if mutant::on(Mutant::FreezeStaysEven) { version | 1 } else { version };
+        assert!(version & 1 == 1, "no change of this folio to end (version {version})");
+        // Release: pairs with the Acquire load in `read_begin`.
+        self.version.store(version + 1, Ordering::Release);
+    }
+
+    /// Whether the version is odd.
+    #[inline]
+    pub(crate) fn is_changing(&self) -> bool {
+        // Acquire: pairs with the Release store in `change_end`, for a waiter that holds a
+        // reference and reads the bytes as soon as this says no.
+        self.version.load(Ordering::Acquire) & 1 == 1
+    }
+
+    // ---- the identity ----
+
+    /// The folio's identity. Valid for a caller that holds a reference, or whose
+    /// [`Frame::read_retry`] then returns false.
+    ///
+    /// For a caller with a reference to a folio that is still being filled, the result is either no
+    /// mapping or the whole new identity, never a mixture.
+    #[inline]
+    pub(crate) fn identity(&self) -> Identity {
+        // Acquire: pairs with the Release store of `mapping` in `set_identity`; a thread that sees
+        // the mapping sees the index and order that were stored before it.
+        let mapping = self.mapping.load(Ordering::Acquire);
+        // Relaxed: ordered by the load above.
+        let start = self.start.load(Ordering::Relaxed);
+        Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
+    }
+
+    /// The part of the identity that a reader without a reference needs, in three loads: the file,
+    /// the offset of the folio's first byte in it, and how many bytes from there may be read
+    /// without a reference. Valid if [`Frame::read_retry`] then returns false.
+    #[inline(always)]
+    pub(crate) fn readable(&self) -> (u32, u64, u32) {
+        // Relaxed, all three: ordered by the version, before and after.
+        let mapping = self.mapping.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        (mapping, start, self.span_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The same for a reader that wants a counted guard: the bytes that it may have one of at once.
+    #[inline(always)]
+    pub(crate) fn holdable(&self) -> (u32, u64, u32) {
+        // Relaxed, all three: as in `readable`.
+        let mapping = self.mapping.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        (mapping, start, self.guard_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The offset in the file of the folio's first byte at this moment, if it is a folio's entry:
+    /// for a guess that is checked later.
+    #[inline(always)]
+    pub(crate) fn start_now(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is a folio of that mapping; valid under the same condition as
+    /// [`Frame::readable`].
+    #[inline(always)]
+    pub(crate) fn is_of(&self, mapping: u32) -> bool {
+        // Relaxed: as in `readable`.
+        self.mapping.load(Ordering::Relaxed) == mapping
+    }
+
+    /// How many of the folio's bytes are the file's. Valid under the same conditions as
+    /// [`Frame::identity`]. Once the folio is live it does not change until the folio is freed,
+    /// even if the length of the file does.
+    #[inline]
+    pub(crate) fn file_bytes(&self) -> usize {
+        // Relaxed: as in `order`.
+        self.file_bytes.load(Ordering::Relaxed) as usize
+    }
+
+    /// The folio's order; valid under the same conditions as [`Frame::identity`].
+    #[inline]
+    pub(crate) fn order(&self) -> Order {
+        // Relaxed: ordered by the caller's acquire of the count or of the version.
+        let order = self.order.load(Ordering::Relaxed);
+        debug_assert!(order <= Order::MAX.get());
+        Order(order)
+    }
+
+    /// Sets the folio's identity; all of its bytes are the file's.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader could see half of the change.
+    pub(crate) fn set_identity(&self, identity: Identity) {
+        self.assert_changing("identity given");
+        // Relaxed: the Release store below publishes both to threads that hold a reference; for
+        // those that do not, the fence in `hand_out` makes `read_retry` fail if they saw them.
+        self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
+        self.order.store(identity.order.get(), Ordering::Relaxed);
+        self.set_file_bytes(identity.order.bytes());
+        // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
+        // mapping belongs to no file: a thread that got a reference by a stale number must not take
+        // the old index for that of the new mapping.
+        self.mapping.store(identity.mapping, Ordering::Release);
+    }
+
+    /// Sets how many of its bytes are the file's.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader could take the bytes of one length for those of another.
+    pub(crate) fn set_file_bytes(&self, bytes: usize) {
+        self.assert_changing("length given");
+        debug_assert!(bytes <= self.order().bytes());
+        // Relaxed: as in `set_identity`.
+        self.file_bytes.store(bytes as u32, Ordering::Relaxed);
+        self.settle_span(self.flags());
+    }
+
+    /// Clears the folio's mapping. Its order stays: the last holder frees the folio by it.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader would still take the identity for valid.
+    pub(crate) fn forget_identity(&self) {
+        self.assert_changing("identity taken");
+        // Relaxed: the version warns threads without a reference. Threads with one checked the
+        // identity before, or find the folio gone now or at their next check.
+        self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
+    }
+
+    /// The last step of an allocation, and of a split for each new head: a folio of `order` with
+    /// a count of 1 that is the caller's, an odd version, no mapping, no flags and no uses.
+    ///
+    /// # Panics
+    ///
+    /// If the entry is not frozen with an odd version.
+    pub(crate) fn hand_out(&self, order: Order) {
+        // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
+        assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
+        self.assert_changing("folio handed out");
+        // Another thread may have made the version odd.
+        fence_before_racing_stores(Mutant::HandOutUnfenced);
+        // Relaxed, all four: `count.set` publishes them. A thread that gets a reference by a stale
+        // number synchronizes with it, finds no mapping, and leaves. If the old identity stayed, it
+        // would take an evicted page for the one being filled.
+        self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
+        self.order.store(order.get(), Ordering::Relaxed);
+        self.flags.store(0, Ordering::Relaxed);
+        self.set_uses(0);
+        self.set_fresh();
+        // Last. Only here in `frame` is the frozen bit cleared: a release store that pairs with the
+        // acquire of a successful `try_get`, and wipes the additions of losers.
+        self.count.set(1);
+    }
+
+    // ---- flags ----
+
+    /// The flags.
+    #[inline]
+    pub(crate) fn flags(&self) -> Flags {
+        // Acquire: pairs with the Release half of `set_flags` and `clear_flags`.
+        Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
+    }
+
+    /// Sets `flags` and returns those that were set before: a flag missing there was set by this
+    /// call. Loses no concurrent update. Cost: one atomic or.
+    pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
+        // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
+        // sees what was done before the change.
+        let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
+        if flags.intersects(Flags::READAHEAD | Flags::MIRRORED) {
+            self.settle_span(old | flags);
+        }
+        old
+    }
+
+    /// Whether the folio's bytes are in its file's mirror; valid under the same conditions as
+    /// [`Frame::identity`].
+    #[inline]
+    pub(crate) fn is_mirrored(&self) -> bool {
+        // Relaxed: set before the folio has an identity, and not changed before it is freed.
+        self.flags.load(Ordering::Relaxed) & Flags::MIRRORED.bits() != 0
+    }
+
+    /// Clears `flags` and returns those that were set before. Cost: one atomic and.
+    pub(crate) fn clear_flags(&self, flags: Flags) -> Flags {
+        // AcqRel: as in `set_flags`.
+        let old = Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel));
+        if (flags & old).contains(Flags::READAHEAD) {
+            self.settle_span(old - flags);
+            self.settle_guard_bytes(old - flags);
+        }
+        old
+    }
+
+    /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
+    /// and one holder of a reference clears it: no other thread stores the span then.
+    fn settle_span(&self, flags: Flags) {
+        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED);
+        // The thread that ends the fill or clears the mark need not be the one that allocated the
+        // frame.
+        fence_before_racing_stores(Mutant::SpanUnfenced);
+        // Relaxed, both: the version orders it, or a late value does no harm.
+        let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
+        self.span_bytes.store(bytes, Ordering::Relaxed);
+        self.store_guard_bytes(flags);
+    }
+
+    /// Lets counted guards be taken at once, of a folio that the caller has a reference to and that
+    /// has no readahead mark.
+    pub(crate) fn grant(&self) {
+        let flags = self.set_flags(Flags::GRANTED) | Flags::GRANTED;
+        // As in `settle_span`.
+        fence_before_racing_stores(Mutant::SpanUnfenced);
+        self.store_guard_bytes(flags);
+        self.settle_guard_bytes(flags);
+    }
+
+    /// Ends that. The caller has frozen the folio: so there is no guard, and a thread that has read
+    /// the bytes before finds another version when it has its reference.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: that thread would have a guard.
+    pub(crate) fn revoke(&self) {
+        self.assert_changing("grant revoked");
+        self.set_flags(Flags::REVOKED);
+        let flags = self.clear_flags(Flags::GRANTED) - Flags::GRANTED;
+        self.store_guard_bytes(flags);
+    }
+
+    fn store_guard_bytes(&self, flags: Flags) {
+        let large = self.order.load(Ordering::Relaxed) > 0;
+        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED)
+            || large && !flags.contains(Flags::GRANTED);
+        // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
+        let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
+        self.guard_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// After [`Self::store_guard_bytes`] by `flags`, where one thread may grant the folio while
+    /// another clears its readahead mark: the last store is that of who has seen both changes.
+    fn settle_guard_bytes(&self, mut flags: Flags) {
+        // Ends: each turn follows another thread's change of a flag.
+        while !mutant::on(Mutant::GuardBytesUnsettled) {
+            let now = if mutant::on(Mutant::GuardBytesLoaded) {
+                self.flags.load(Ordering::Acquire)
+            } else {
+                // AcqRel: pairs with itself, and those in `set_flags` and `clear_flags`. Either
+                // this comes after the other thread's change and sees it; or that change comes
+                // after this, and so does that thread's store after the one before this. A load
+                // could miss a change whose store is overwritten by the one before this.
+                self.flags.fetch_or(0, Ordering::AcqRel)
+            };
+            let now = Flags::from_bits_truncate(now);
+            if now == flags {
+                break;
+            }
+            flags = now;
+            self.store_guard_bytes(flags);
+        }
+    }
+
+    // ---- links: the lock of the list protects the words ----
+
+    pub(crate) fn prev(&self) -> Option<FrameNumber> {
+        // Relaxed: the lock of the list orders it, here and in the other three.
+        unlink(self.prev.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn next(&self) -> Option<FrameNumber> {
+        // Relaxed: as in `prev`.
+        unlink(self.next.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_prev(&self, frame: Option<FrameNumber>) {
+        // Relaxed: as in `prev`.
+        self.prev.store(link(frame), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_next(&self, frame: Option<FrameNumber>) {
+        // Relaxed: as in `prev`.
+        self.next.store(link(frame), Ordering::Relaxed);
+    }
+
+    /// Where the policy has the folio, in the policy's coding.
+    pub(crate) fn place(&self) -> u8 {
+        // Relaxed: the policy's lock orders it.
+        self.place.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_place(&self, place: u8) {
+        // Relaxed: as in `place`.
+        self.place.store(place, Ordering::Relaxed);
+    }
+
+    // ---- for the allocator ----
+
+    /// The order of the free block that starts here.
+    pub(super) fn block(&self) -> Option<Order> {
+        // Relaxed: the allocator's mutex orders it.
+        self.block.load(Ordering::Relaxed).checked_sub(1).map(Order)
+    }
+
+    /// Sets the order of the free block that starts here.
+    pub(super) fn set_block(&self, order: Option<Order>) {
+        // Relaxed: as in `block`.
+        self.block.store(order.map_or(0, |order| order.get() + 1), Ordering::Relaxed);
+    }
+
+    /// Asserts what must hold for the head of a folio that is freed.
+    pub(super) fn assert_freeable(&self, head: FrameNumber) {
+        assert!(self.count.is_frozen(), "{head:?} is freed but not frozen: somebody may count it");
+        self.assert_changing("folio freed");
+        let linked = self.prev().is_some() || self.next().is_some();
+        assert!(!linked, "{head:?} is freed while on a list");
+    }
+
+    /// Asserts, in debug builds, that this entry belongs to no folio that can be reached.
+    pub(super) fn debug_assert_dead(&self, frame: FrameNumber) {
+        debug_assert!(self.count.is_frozen() && self.is_changing(), "{frame:?} is in use");
+        debug_assert!(self.block().is_none(), "{frame:?} is free already");
+    }
+
+    fn assert_changing(&self, what: &str) {
+        // Relaxed: the caller made the version odd itself, or got the folio from the thread that
+        // did, through the count or a lock.
+        let version = self.version.load(Ordering::Relaxed);
+        let changing = version & 1 == 1 || mutant::on(Mutant::FreezeStaysEven);
+        assert!(changing, "{what} while readers believe it (version {version})");
+    }
+}
+
+/// Operations with which the models break a protocol; for models only.
+#[cfg(all(test, loom))]
+impl Frame {
+    pub(super) fn version(&self) -> &AtomicU64 {
+        &self.version
+    }
+
+    pub(super) fn mapping_relaxed(&self) -> u32 {
+        self.mapping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_flags_by_store(&self, flags: Flags) {
+        let old = self.flags.load(Ordering::Acquire);
+        self.flags.store(old | flags.bits(), Ordering::Release);
+    }
+
+    pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
+        self.mapping.store(mapping, Ordering::Relaxed);
+        self.start.store(index << PAGE_SHIFT, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Stamp {
+    pub(super) fn of(version: u64) -> Self {
+        Stamp(version)
+    }
+
+    pub(super) fn version(self) -> u64 {
+        self.0
+    }
+}
+
+fn link(frame: Option<FrameNumber>) -> u32 {
+    frame.map_or(LINK_NONE, |frame| frame.0)
+}
+
+fn unlink(link: u32) -> Option<FrameNumber> {
+    (link != LINK_NONE).then_some(FrameNumber(link))
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "entry_tests.rs"]
+mod tests;

@@ -1,0 +1,190 @@
+//! Groups folios by mobility: some 2 MiB runs are kept for folios that never move, so that the
+//! others can be emptied again; and by where their bytes are.
+//!
+//! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
+//! folios for it (`reclaim/unmovable.rs`).
+//!
+//! | kind | what is put there | how a run becomes one |
+//! |---|---|---|
+//! | movable | folios that can be moved or evicted; pinned ones only if they fill the run | at open, and again when all of the run is free |
+//! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
+//! | lent | folios whose bytes are in their file's mirror (`mirror/`): the run's own memory was given back to the system | lent when those that are lent are full; it is movable again when all of it is free, unless it is the last while there are maps |
+//!
+//! A movable folio in an unmovable run does no harm (the allocator puts it there rather than fail):
+//! it is moved away when its frames are needed. An unmovable folio in a movable run blocks that run
+//! as long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and
+//! Whitcroft, "The what, the why and the where to of anti-fragmentation", OLS 2006).
+//!
+//! A pin ends, an index node stays for ever: a run with one is never made whole or lent again. So
+//! nodes lie as low as possible, and behind the table some frames are left for them by what is
+//! pinned ([`Runs::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
+
+// Not from `crate::base::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::units::{FrameNumber, Order};
+
+/// The least frames that are left for index nodes, if there is room for them behind the table.
+const FOR_NODES_MIN: u32 = 16;
+
+/// What frames are allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Mobility {
+    /// Folios that can be moved or evicted.
+    Movable,
+    /// Folios that stay.
+    Unmovable,
+    /// Folios whose bytes are elsewhere.
+    Lent,
+}
+
+impl Mobility {
+    pub(super) const COUNT: usize = 3;
+}
+
+/// The kind of each run: a bit that is set for movable and for lent ones, and one for lent ones.
+#[derive(Debug)]
+pub(super) struct Runs {
+    movable: Box<[AtomicU64]>,
+    lent: Box<[AtomicU64]>,
+    /// The runs in which every frame can be data; no other is ever movable.
+    whole: Range<u32>,
+    for_nodes: Range<u32>,
+    frames: u32,
+    /// For models, whose arenas have no whole run: the one frame that has to be left for a pin.
+    #[cfg(loom)]
+    splinter: std::sync::atomic::AtomicU32,
+}
+
+fn run_of(frame: FrameNumber) -> u32 {
+    frame.0 >> Order::MAX.get()
+}
+
+/// As many frames behind the table as are a 64th of the arena, or fewer: all that is left of an
+/// aligned block in which the table ends, so that no free block crosses their end. None where no
+/// run is whole: there pins stay wherever they are.
+fn for_nodes(frames: u32, table_frames: u32, whole: &Range<u32>) -> Range<u32> {
+    let most = (frames / 64).max(FOR_NODES_MIN);
+    let ends = Order::all().map(|order| table_frames.next_multiple_of(order.frames()));
+    let fits = |end: &u32| *end <= frames && end - table_frames <= most && !whole.is_empty();
+    table_frames..ends.filter(fits).max().unwrap_or(table_frames)
+}
+
+impl Runs {
+    /// For an arena of `frames` of which the first `table_frames` are the table's: all whole runs
+    /// are movable.
+    pub(super) fn new(frames: u32, table_frames: u32) -> Self {
+        let run_frames = Order::MAX.frames();
+        let whole = table_frames.div_ceil(run_frames)..frames / run_frames;
+        let words = frames.div_ceil(run_frames).div_ceil(64);
+        let runs = Runs {
+            movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            lent: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            whole: whole.clone(),
+            for_nodes: for_nodes(frames, table_frames, &whole),
+            frames,
+            #[cfg(loom)]
+            splinter: std::sync::atomic::AtomicU32::new(u32::MAX),
+        };
+        for run in whole {
+            runs.set(FrameNumber(run * run_frames), Mobility::Movable);
+        }
+        runs
+    }
+
+    /// The first frames of the runs in which every frame can be data.
+    pub(super) fn whole(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
+    }
+
+    /// One of them, counted round and round.
+    pub(super) fn nth_whole(&self, nth: u32) -> Option<FrameNumber> {
+        let run = self.whole.start + nth.checked_rem(self.whole.len() as u32)?;
+        Some(FrameNumber(run * Order::MAX.frames()))
+    }
+
+    /// The frames behind the table in which nothing is put that is pinned: as many as a 64th of the
+    /// arena, or fewer.
+    pub(super) fn for_nodes(&self) -> Range<u32> {
+        self.for_nodes.clone()
+    }
+
+    /// The frames of the unmovable runs, without [`Self::for_nodes`]: first those of the runs that
+    /// are never whole, then from the lowest run on.
+    pub(super) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        let first = self.for_nodes.end;
+        let (one, other) = (run_of(FrameNumber(first)), run_of(FrameNumber(self.frames - 1)));
+        let ends = [Some(one), (one < other).then_some(other)].into_iter().flatten();
+        let ends = ends.filter(|run| !self.whole.contains(run));
+        let claimed = self.whole().filter(|&run| !self.is_movable(run)).map(run_of);
+        ends.chain(claimed).map(move |run| {
+            let start = run * Order::MAX.frames();
+            start.max(first)..(start + Order::MAX.frames()).min(self.frames)
+        })
+    }
+
+    /// Whether `frame` lies in a movable or a lent run: no pin may stay there. Without the
+    /// allocator's mutex the result is valid for a folio whose version was even before the call and
+    /// is unchanged after it: the kind was settled under the mutex before the folio was allocated.
+    /// A later claim only makes "movable" out of date.
+    #[inline]
+    pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
+        #[cfg(loom)]
+        if self.splinter.load(Ordering::Relaxed) == frame.0 {
+            return true;
+        }
+        let run = run_of(frame);
+        // Relaxed: pairs with nothing; see above for what orders it.
+        let word = self.movable[run as usize / 64].load(Ordering::Relaxed);
+        word >> (run % 64) & 1 == 1
+    }
+
+    /// Whether `frame` lies in a lent run; valid as [`Self::is_movable`] is.
+    pub(super) fn is_lent(&self, frame: FrameNumber) -> bool {
+        let run = run_of(frame);
+        // Relaxed: as in `is_movable`.
+        self.lent[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
+    }
+
+    /// How many runs are lent: right at some moment for each 64 of them.
+    pub(super) fn lent(&self) -> u32 {
+        // Relaxed: a number alone.
+        self.lent.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
+    pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
+        match self.is_movable(frame) {
+            true if self.is_lent(frame) => Mobility::Lent,
+            true => Mobility::Movable,
+            false => Mobility::Unmovable,
+        }
+    }
+
+    /// Changes the kind of the run that `frame` lies in, under the allocator's mutex. A run that is
+    /// not whole stays unmovable.
+    pub(super) fn set(&self, frame: FrameNumber, kind: Mobility) {
+        let run = run_of(frame);
+        if !self.whole.contains(&run) {
+            return;
+        }
+        let (word, bit) = (run as usize / 64, 1 << (run % 64));
+        let set = |words: &[AtomicU64], is: bool| {
+            // Relaxed, both: as in `is_movable`.
+            if is {
+                words[word].fetch_or(bit, Ordering::Relaxed);
+            } else {
+                words[word].fetch_and(!bit, Ordering::Relaxed);
+            }
+        };
+        set(&self.lent, kind == Mobility::Lent);
+        set(&self.movable, kind != Mobility::Unmovable);
+    }
+
+    /// Marks `frame` as one that no pin may stay in.
+    #[cfg(all(test, loom))]
+    pub(super) fn set_splinter(&self, frame: FrameNumber) {
+        self.splinter.store(frame.0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,484 @@
+//! Frames: the memory of the cache, and its allocation.
+//!
+//! Not here: which page of which file a frame holds (`index/`), where its bytes come from
+//! (`source/`), which folio to evict (`pages/reclaim/`). It stands on `base/`. A file uses only those
+//! in the rows below it.
+//!
+//! ```text
+//! window      what a handle keeps of the arena
+//! mod         `Frames`, which all other modules call
+//! buddy       the allocator
+//! mobility    which runs are for what stays
+//! run_map     a set of frames of one run
+//! table       the frame table
+//! uses        how often, and in which parts, a folio was used lately
+//! entry       the words of an entry, by which readers check a frame
+//! count       the count, or the same on a model checker's atomics
+//! arena       one reservation of memory, kept until the cache is dropped
+//! copy        copying out of a frame that may change meanwhile
+//! predict     a page's address, guessed before its entry is there
+//! prefetch    asking the processor for memory
+//! give_back   giving memory back to the system
+//! units       pages, frames, orders, and their limits
+//! ```
+
+mod arena;
+mod buddy;
+#[cfg(loom)]
+pub(crate) mod bytes;
+#[cfg(not(loom))]
+mod copy;
+mod count;
+mod entry;
+mod give_back;
+mod mobility;
+mod predict;
+mod prefetch;
+mod run_map;
+mod table;
+mod units;
+mod uses;
+mod window;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod cost;
+#[cfg(all(test, loom))]
+#[path = "../models/entry.rs"]
+mod model;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod stress;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+pub(crate) use arena::OpenError;
+pub(crate) use buddy::FrameStats;
+#[cfg(loom)]
+pub(crate) use bytes::{copy_racing, copy_still};
+#[cfg(not(loom))]
+pub(crate) use copy::{copy_racing, copy_still};
+pub(crate) use count::CountWord;
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+pub(crate) use give_back::give_back;
+pub(crate) use mobility::Mobility;
+pub(crate) use predict::predicted;
+pub(crate) use prefetch::prefetch;
+pub(crate) use run_map::RunMap;
+pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+pub(crate) use window::Window;
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use arena::Arena;
+use buddy::Buddy;
+use table::Table;
+
+/// The arena, its table and its allocator: one budget's worth of memory.
+///
+/// # Invariants
+///
+/// - The table covers exactly the frames of the arena, itself included, and lives in its first
+///   frames, which are never handed out: data and metadata together cannot exceed the budget.
+/// - Nothing is unmapped and no entry changes its type before the drop, so an address or an entry
+///   found by *any* frame number below `frames()` may be read at any time. `Frame::read_begin` and
+///   `Frame::read_retry` say whether it is still what the reader looked for.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    table: Table,
+    buddy: Buddy,
+    #[cfg(loom)]
+    bytes: std::sync::Arc<bytes::Bytes>,
+    /// The last field, so that it is dropped after those that point into it.
+    arena: Arena,
+}
+
+impl Frames {
+    /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
+    /// the table's are free.
+    ///
+    /// Cost: touches the table, little more than 1/64 of the budget; the rest is touched when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the
+    /// system refuses the address space.
+    pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
+        let arena = Arena::reserve(budget_bytes)?;
+        let frames = arena.frames();
+        let table_frames = Table::frames_taken(frames);
+        // SAFETY: the reservation is fresh, so no other address in it exists; `frames_taken` frames
+        // hold that many entries; the arena moves into the same struct as the table and is dropped
+        // after it; the allocator below never hands out the table's frames.
+        let table = unsafe { Table::place(arena.base(), frames) };
+        let buddy = Buddy::new(&table, table_frames);
+        Ok(Frames {
+            table,
+            buddy,
+            #[cfg(loom)]
+            bytes: bytes::Bytes::of(arena.base(), frames),
+            arena,
+        })
+    }
+
+    /// Bytes of the frames that the table takes up, with its ghosts.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.buddy.table_frames()) << PAGE_SHIFT
+    }
+
+    /// Which pages were evicted lately. To be used under the policy's lock.
+    pub(crate) fn ghosts(&self) -> pinfold_policy::Ghosts<'_> {
+        self.table.ghosts()
+    }
+
+    /// Frames in the arena, the table's own included.
+    pub(crate) fn frames(&self) -> u32 {
+        self.arena.frames()
+    }
+
+    /// Whether the kernel agreed to back the arena with huge pages where it can. It says what was
+    /// requested, not what was granted.
+    pub(crate) fn huge_pages_advised(&self) -> bool {
+        self.arena.huge_pages_advised()
+    }
+
+    /// Where the arena starts; aligned to 2 MiB.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.arena.base()
+    }
+
+    /// The table's entry of `frame`. Cost: one compare.
+    ///
+    /// # Panics
+    ///
+    /// If the arena has no such frame. For numbers that may be stale there is `try_frame`.
+    #[inline]
+    pub(crate) fn frame(&self, frame: FrameNumber) -> &Frame {
+        self.table.frame(frame)
+    }
+
+    /// The table's entry of `frame`, or nothing if the arena has no such frame.
+    #[inline]
+    pub(crate) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
+        self.table.try_frame(frame)
+    }
+
+    /// The frame whose entry `entry` is.
+    ///
+    /// # Panics
+    ///
+    /// If it is not one of this table's.
+    pub(crate) fn number(&self, entry: &Frame) -> FrameNumber {
+        self.table.number(entry)
+    }
+
+    /// Where the bytes of `frame` are. Cost: one compare.
+    ///
+    /// # Panics
+    ///
+    /// If the arena has no such frame. For numbers that may be stale there is `try_address`.
+    #[inline]
+    pub(crate) fn address(&self, frame: FrameNumber) -> *mut u8 {
+        self.arena.address(frame)
+    }
+
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    /// Where the bytes of `frame` are, or nothing if the arena has no such frame. For readers that
+    /// hold nothing: even for a number computed from words that were changing, the result is memory
+    /// of this arena or nothing.
+    #[inline]
+    pub(crate) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
+        self.arena.try_address(frame)
+    }
+
+    /// Takes a folio of exactly `order`. Its count is 1 and belongs to the caller; its version is
+    /// odd, its mapping [`MAPPING_NONE`], and its bytes are unspecified.
+    ///
+    /// Returns nothing when no free block is large enough; then [`Frames::alloc_at_most`] may
+    /// still find a smaller one. Cost: one mutex, and a split for each order that is missing.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
+        let head = self.buddy.take(&self.table, order)?;
+        Some(self.hand_out(head, order))
+    }
+
+    /// Takes the largest folio available, of `order` or smaller; otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_at_most(&self.table, order)?;
+        Some((self.hand_out(head, order), order))
+    }
+
+    /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
+    /// An unmovable one is for a pin: it is none of [`Self::for_nodes`].
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
+        let head = self.buddy.take_of(&self.table, order, kind)?;
+        Some(self.hand_out(head, order))
+    }
+
+    /// Takes the lowest free one of these frames of an unmovable run; otherwise as `alloc`.
+    #[must_use = "the frame would be lost to the budget"]
+    pub(crate) fn alloc_lowest(&self, frames: Range<u32>) -> Option<FrameNumber> {
+        let head = self.buddy.take_lowest(&self.table, frames)?;
+        Some(self.hand_out(head, Order::MIN))
+    }
+
+    /// Takes a folio of `order` or smaller from a lent run: its bytes are not in the arena, and its
+    /// entry says so ([`Flags::MIRRORED`]). Otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_lent(&self, order: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_lent_at_most(&self.table, order)?;
+        self.frame(head).hand_out(order);
+        self.frame(head).set_flags(Flags::MIRRORED);
+        Some((head, order))
+    }
+
+    /// Takes the largest folio available, of `wish` or smaller, and gives its memory back to the
+    /// system: the caller has other memory in its place until it frees the folio. Otherwise as
+    /// `alloc_at_most`.
+    ///
+    /// Cost: two mutexes and a madvise(2).
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_at_most(&self.table, wish)?;
+        // SAFETY: the folio is on no list, so it is this thread's; a reader that has found an
+        // earlier one there loads by racing loads, and notices by the version.
+        if unsafe { self.arena.give_back(head, order) }.is_err() {
+            self.buddy.give(&self.table, head, order);
+            return None;
+        }
+        self.frame(head).hand_out(order); // and nothing of it is touched
+        Some((head, order))
+    }
+
+    /// Lends a free run of 2 MiB: gives its memory back to the system. False if there is none.
+    ///
+    /// Cost: two mutexes and a madvise(2).
+    pub(crate) fn lend_run(&self) -> bool {
+        let Some(run) = self.buddy.take_run(&self.table) else { return false };
+        // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
+        // found an earlier folio of it loads by racing loads, and notices by the version.
+        let given = unsafe { self.arena.give_back(run, Order::MAX) };
+        if given.is_ok() {
+            self.buddy.lend(&self.table, run);
+        } else {
+            self.buddy.give(&self.table, run, Order::MAX);
+        }
+        given.is_ok()
+    }
+
+    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as often.
+    pub(crate) fn lent_user_begins(&self) {
+        self.buddy.lent_user_begins();
+    }
+
+    /// See [`Self::lent_user_begins`].
+    pub(crate) fn lent_user_ends(&self) {
+        self.buddy.lent_user_ends(&self.table);
+    }
+
+    /// Whether a run that is lent may become one of the arena again.
+    pub(crate) fn may_take_back(&self) -> bool {
+        self.buddy.may_take_back()
+    }
+
+    /// All frames of the arena go to their first holders through here.
+    fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
+        self.arena.first_touch(head);
+        self.frame(head).hand_out(order);
+        head
+    }
+
+    /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one or
+    /// more folios; gives back the frames behind them. `None`: a reader that was late has taken a
+    /// reference for a moment, and frees all of it when it notices.
+    #[must_use = "the folios would be lost to the budget"]
+    pub(crate) fn cut(&self, head: FrameNumber, pages: u32) -> Option<Vec<FrameNumber>> {
+        let end = head.after(self.frame(head).order().frames());
+        if !self.frame(head).count.put(1) {
+            return None;
+        }
+        let mut kept = Vec::new();
+        let mut at = head;
+        // Ends: each turn advances by a folio, up to the end.
+        while at < end {
+            let keep = at.0 - head.0 < pages;
+            let until = if keep { head.after(pages) } else { end };
+            let order = Order::of_block_at(at.0.into(), until.0.into());
+            if keep {
+                self.frame(at).hand_out(order);
+                kept.push(at);
+            } else {
+                self.free(at, order);
+            }
+            at = at.after(order.frames());
+        }
+        Some(kept)
+    }
+
+    /// Makes one more run unmovable: the movable one with the largest free block, if that is at
+    /// least of `order`. Its folios stay until their frames are needed.
+    pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
+        self.buddy.claim(&self.table, order)
+    }
+
+    /// Makes the run that `frame` lies in unmovable; the same.
+    pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
+        self.buddy.claim_at(&self.table, frame);
+    }
+
+    /// The frames behind the table that pins leave to index nodes.
+    pub(crate) fn for_nodes(&self) -> Range<u32> {
+        self.buddy.runs().for_nodes()
+    }
+
+    /// The other frames of the unmovable runs, a run each: first those of the runs that are never
+    /// whole, then from the lowest on.
+    pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        self.buddy.runs().unmovable()
+    }
+
+    /// The heads of the runs that are lent.
+    pub(crate) fn lent_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+        self.whole_runs().filter(|&run| self.is_lent(run))
+    }
+
+    /// Frames of lent runs.
+    pub(crate) fn lent_frames(&self) -> u32 {
+        self.buddy.runs().lent() * Order::MAX.frames()
+    }
+
+    /// Whether `frame` lies in a lent run; as [`Self::is_movable`].
+    pub(crate) fn is_lent(&self, frame: FrameNumber) -> bool {
+        self.buddy.runs().is_lent(frame)
+    }
+
+    /// Whether `frame` lies in a movable or a lent run, where nothing may be pinned that is smaller
+    /// than the run. `mobility` says when the result is valid without the mutex.
+    #[inline]
+    pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
+        self.buddy.runs().is_movable(frame)
+    }
+
+    /// Marks `frame` as one that no pin may stay in.
+    #[cfg(all(test, loom))]
+    pub(crate) fn set_splinter(&self, frame: FrameNumber) {
+        self.buddy.runs().set_splinter(frame);
+    }
+
+    /// Gives back the 2^order frames from `head` on. They need not be the result of one `alloc`:
+    /// they may be part of a folio that was split, or several folios that form one block.
+    ///
+    /// Only the caller can reach the folio: it froze the count, or its `put` was the last; the
+    /// folio is out of every index and off every queue; its version is odd. The count stays frozen
+    /// from here until `alloc` sets it.
+    ///
+    /// # Panics
+    ///
+    /// If the head is not frozen, its version is even, or it is still linked; if the frames are
+    /// the table's, unaligned, beyond the arena, or free already (a block that lies inside a
+    /// larger free block is noticed in debug builds).
+    pub(crate) fn free(&self, head: FrameNumber, order: Order) {
+        self.buddy.give(&self.table, head, order);
+    }
+
+    /// Free frames of the arena, without the mutex: exact at some moment during the call. Cost: one
+    /// load.
+    pub(crate) fn free_frames(&self) -> u32 {
+        self.buddy.free_frames()
+    }
+
+    /// The same of lent runs.
+    pub(crate) fn free_lent(&self) -> u32 {
+        self.buddy.free_lent()
+    }
+
+    /// What is free, in which sizes. Cost: the mutex.
+    pub(crate) fn stats(&self) -> FrameStats {
+        self.buddy.stats(&self.table)
+    }
+
+    /// The heads of the aligned 2 MiB runs in which every frame can be data.
+    pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        self.buddy.runs().whole()
+    }
+
+    /// One of them, counted round and round; `None` if there are none.
+    pub(crate) fn whole_run(&self, nth: u32) -> Option<FrameNumber> {
+        self.buddy.runs().nth_whole(nth)
+    }
+
+    /// Whether there is a free block for a folio of `order` at this moment. Cost: the mutex.
+    pub(crate) fn has_free(&self, order: Order) -> bool {
+        self.buddy.has_free(order)
+    }
+
+    /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
+    /// entries are walked.
+    ///
+    /// # Panics
+    ///
+    /// If no run begins at `run`.
+    pub(crate) fn free_in(&self, run: FrameNumber) -> RunMap {
+        self.buddy.free_in(&self.table, run)
+    }
+
+    /// Takes all free frames of a run off the free lists, so that the run can be emptied. Frames
+    /// that are freed in it later are held, too, until the [`HeldRun`] is turned into a folio or
+    /// dropped. Nothing if a run is held already: there is one at a time.
+    ///
+    /// # Panics
+    ///
+    /// If `run` is not one of `whole_runs`.
+    #[must_use = "dropping it gives the frames back at once"]
+    pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
+        // Not `then_some`: that would make a `HeldRun` to throw away, whose drop ends the hold.
+        self.buddy.hold(&self.table, run).then(|| HeldRun { frames: self, run })
+    }
+}
+
+/// An aligned 2 MiB run that is being emptied: its free frames belong to the holder of this.
+///
+/// Held frames are frozen with an odd version, like free ones, but on no free list. To empty the
+/// run, move each folio that is still in it and `free` the old frames, which then become held.
+/// Dropping this frees the held frames, merged into the largest blocks.
+#[derive(Debug)]
+pub(crate) struct HeldRun<'a> {
+    frames: &'a Frames,
+    run: FrameNumber,
+}
+
+impl<'a> HeldRun<'a> {
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    /// The first frame of the run.
+    pub(crate) fn run(&self) -> FrameNumber {
+        self.run
+    }
+
+    /// Which frames are held, that is, empty.
+    pub(crate) fn held(&self) -> RunMap {
+        self.frames.buddy.held(self.run)
+    }
+
+    /// Turns the run, if all of it is held, into one folio of [`Order::MAX`], as `alloc` would
+    /// have handed it out.
+    ///
+    /// # Errors
+    ///
+    /// The run itself, when some of it is still in use.
+    pub(crate) fn into_folio(self) -> Result<FrameNumber, HeldRun<'a>> {
+        if !self.frames.buddy.claim_held(self.run) {
+            return Err(self);
+        }
+        let (frames, head) = (self.frames, self.run);
+        // The hold has ended and the frames are the caller's: there is nothing to give back.
+        std::mem::forget(self);
+        Ok(frames.hand_out(head, Order::MAX))
+    }
+}
+
+impl Drop for HeldRun<'_> {
+    fn drop(&mut self) {
+        self.frames.buddy.release_held(&self.frames.table, self.run);
+    }
+}

@@ -1,0 +1,54 @@
+//! A set of frames of one 2 MiB run: which are free, or held.
+
+use super::units::{FrameNumber, Order};
+
+/// A set of frames of one aligned 2 MiB run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RunMap([u64; RunMap::WORDS]);
+
+impl RunMap {
+    pub(super) const FRAMES: u32 = Order::MAX.frames();
+    const WORDS: usize = RunMap::FRAMES.div_ceil(64) as usize;
+
+    /// Whether the frame `offset` frames into the run is in the set.
+    pub(crate) fn contains(&self, offset: u32) -> bool {
+        self.0[offset as usize / 64] >> (offset % 64) & 1 == 1
+    }
+
+    /// How many frames are in the set.
+    pub(crate) fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether the whole run is in the set.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() == RunMap::FRAMES
+    }
+
+    /// Adds the block of `order` at `offset`.
+    ///
+    /// # Panics
+    ///
+    /// If some of it is in the set already.
+    pub(super) fn insert(&mut self, offset: u32, order: Order) {
+        debug_assert!(FrameNumber(offset).is_aligned(order));
+        let words = order.frames().div_ceil(64);
+        let bits = if order.frames() < 64 { (1 << order.frames()) - 1 } else { u64::MAX };
+        let mask = bits << (offset % 64);
+        let first = offset as usize / 64;
+        for word in &mut self.0[first..first + words as usize] {
+            assert!(*word & mask == 0, "frames of a held run are freed twice");
+            *word |= mask;
+        }
+    }
+
+    /// The first frame at or after `offset` that is in the set, or the end of the run.
+    pub(super) fn next_member(&self, offset: u32) -> u32 {
+        (offset..RunMap::FRAMES).find(|&at| self.contains(at)).unwrap_or(RunMap::FRAMES)
+    }
+
+    /// The first frame at or after `offset` that is not in the set, or the end of the run.
+    pub(super) fn next_gap(&self, offset: u32) -> u32 {
+        (offset..RunMap::FRAMES).find(|&at| !self.contains(at)).unwrap_or(RunMap::FRAMES)
+    }
+}

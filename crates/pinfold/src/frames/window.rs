@@ -1,0 +1,99 @@
+//! The address and size of the arena, as a handle keeps them for reads that hold nothing.
+//!
+//! It lies in the handle with everything else that a hit needs; through `Frames` it would take
+//! another load.
+
+#[cfg(not(loom))]
+use std::ptr::NonNull;
+
+use super::{Frame, FrameNumber, Frames};
+#[cfg(not(loom))]
+use super::{PAGE_SHIFT, table::entry_at};
+use crate::base::mutant;
+
+/// Entries and bytes of an arena.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Where the arena and the table, which is the first thing in it, start.
+    base: NonNull<u8>,
+    frames: u32,
+}
+
+// SAFETY: what it leads to are entries, which are made of atomics, and addresses.
+#[cfg(not(loom))]
+unsafe impl Send for Window {}
+// SAFETY: as above.
+#[cfg(not(loom))]
+unsafe impl Sync for Window {}
+
+#[cfg(not(loom))]
+impl Window {
+    /// The window of `frames`.
+    ///
+    /// # Safety
+    /// It is used only as long as `frames` lives.
+    pub(crate) unsafe fn of(frames: &Frames) -> Self {
+        Window { base: frames.base(), frames: frames.frames() }
+    }
+
+    /// The entry of `frame` and the address of its bytes, or nothing if the arena has no such
+    /// frame. Cost: one comparison for both.
+    #[inline(always)]
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        mutant::pause();
+        if frame.0 >= self.frames {
+            return None;
+        }
+        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in
+        // it.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0)) };
+        // SAFETY: as above, and it lives as long as the window is used.
+        let entry = unsafe { entry.as_ref() };
+        Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
+    }
+
+    /// As [`Self::try_both`], but of frame 0 if the arena has no such frame. That is the table's
+    /// own, whose version is odd for ever: to a caller that checks versions, it is no folio.
+    #[inline(always)]
+    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+        mutant::pause();
+        let frame = if frame.0 < self.frames { frame.0 } else { 0 };
+        // SAFETY: as in `try_both`; and an arena has a frame.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame)) };
+        // SAFETY: as above, and it lives as long as the window is used.
+        let entry = unsafe { entry.as_ref() };
+        (entry, self.base.as_ptr().wrapping_add((frame as usize) << PAGE_SHIFT))
+    }
+}
+
+/// For the checker, whose entries are not in the arena.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) struct Window(std::ptr::NonNull<Frames>);
+
+// SAFETY: it leads to `Frames`, which can be shared.
+#[cfg(loom)]
+unsafe impl Send for Window {}
+// SAFETY: as above.
+#[cfg(loom)]
+unsafe impl Sync for Window {}
+
+#[cfg(loom)]
+impl Window {
+    #[allow(clippy::missing_safety_doc, reason = "as the real one")]
+    pub(crate) unsafe fn of(frames: &Frames) -> Self {
+        Window(frames.into())
+    }
+
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        mutant::pause();
+        // SAFETY: the promise made to `of`.
+        let frames = unsafe { self.0.as_ref() };
+        Some((frames.try_frame(frame)?, frames.address(frame)))
+    }
+
+    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+        self.try_both(frame).or_else(|| self.try_both(FrameNumber(0))).expect("an arena has frames")
+    }
+}

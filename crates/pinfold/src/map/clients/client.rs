@@ -1,0 +1,535 @@
+//! One client: its memory, the faults that wait in it, and what is put there.
+//!
+//! A fault is served by the kind of its region:
+//!
+//! | the page | `Shared` | `Private` |
+//! |---|---|---|
+//! | removed by the client, or known to be zeros | `UFFDIO_ZEROPAGE` of the run | the same |
+//! | in the cache | is lent; `UFFDIO_CONTINUE` of the lent run | `UFFDIO_COPY` of the folio |
+//! | neither | is read; the fault waits | the same |
+//!
+//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror is
+//! copied to whoever wants it.
+//!
+//! Which pages were installed is a hint: the kernel takes them away again when the cache evicts
+//! them. It says how far a run goes.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::ahead::{Ahead, Plan};
+use super::error::ClientError;
+use super::foreign::{Foreign, Message};
+use super::pages::{BLOCK_PAGES, Pages};
+use super::regions::{ClientMapping, ClientMemory, Region, Regions};
+use super::snapshot::Snapshot;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, ErrorKind};
+use crate::file::File;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::around;
+use crate::pages::handle::Handle;
+
+/// The most pages that one call installs for a fault, and the blocks within which it does: of
+/// shared memory, of zeros, and of copies, which take memory of the client's own.
+const RUN_PAGES: u64 = 128;
+const ZERO_RUN_PAGES: u64 = 512;
+const COPY_RUN_PAGES: u64 = around::PAGES;
+
+/// Into so many pieces a client may cut what it has removed: 256 GiB of which single pages were. And
+/// so many pieces are remembered of what was installed.
+const REMOVED_MAX: usize = 16 << 10;
+const INSTALLED_MAX: usize = 4 << 10;
+
+// What is looked at for one fault is in one block of a set.
+const _: () = assert!(BLOCK_PAGES.is_multiple_of(ZERO_RUN_PAGES));
+const _: () = assert!(BLOCK_PAGES.is_multiple_of(RUN_PAGES));
+
+/// The most faults of a client that rest.
+const AGAIN_MAX: usize = 256;
+
+/// How often it is looked whether a client lives.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An address of no client's mapping, but of a user's.
+const ADDRESS_OF_NONE: u64 = 1 << 20;
+
+/// All pages.
+const ANY: Range<u64> = 0..u64::MAX;
+
+/// How long a fault rests that has to be tried again: at first, and at most.
+const REST_MIN: Duration = Duration::from_micros(200);
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// A client.
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing by itself")]
+pub(super) struct Client {
+    uffd: Foreign,
+    /// A handle of its own, which sees its own order of pages.
+    pub(super) file: Arc<File>,
+    regions: Regions,
+    installed: Pages,
+    /// Those that it has removed: zeros, from then on.
+    removed: Pages,
+    /// Pages that are read for it.
+    pub(super) waiting: HashMap<u64, Waiting>,
+    /// Faults that have to be tried again.
+    again: VecDeque<Again>,
+    rest: Duration,
+    pub(super) ahead: Option<Ahead>,
+    /// Who is behind it.
+    pub(super) owner: u64,
+    /// What was read for it.
+    pub(super) came: VecDeque<(Came, crate::error::Result<()>)>,
+    /// It has a turn in this round.
+    pub(super) is_ready: bool,
+    /// Its userfaultfd has messages.
+    pub(super) has_said: bool,
+    /// Its userfaultfd cannot be waited for.
+    pub(super) is_broken: bool,
+    /// Its userfaultfd is not waited for: too many of its pages are read already.
+    pub(super) is_paused: bool,
+    /// When it is looked whether it lives.
+    looked_at: Instant,
+}
+
+/// A page that is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) since: Instant,
+    /// Since when there was no memory for it, at that time.
+    pub(super) short_since: Option<Instant>,
+}
+
+impl Waiting {
+    /// Since when there has been no memory for it: a source that is slow is no lack of memory, so
+    /// the time of this read does not count.
+    pub(super) fn short_since(self) -> Option<Instant> {
+        let read = self.since.elapsed();
+        let counts = mutant::on(Mutant::ShortWhileRead);
+        self.short_since.map(|since| if counts { since } else { since + read })
+    }
+}
+
+/// A read that has ended.
+#[derive(Debug)]
+pub(super) enum Came {
+    /// Of a page for which a fault waits.
+    Page(u64),
+    /// Of these pieces.
+    Ahead(Arc<Plan>, Range<usize>),
+}
+
+/// A fault that could not be served, and when it is tried again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Again {
+    pub(super) address: u64,
+    pub(super) at: Instant,
+    /// Since when there was no memory for its page, without the time in which it was read.
+    pub(super) short_since: Option<Instant>,
+}
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Served {
+    /// So many pages were installed.
+    Done(u64),
+    /// The page has to be read.
+    Absent(u64),
+    /// The client is changing its memory, or has none: later.
+    Later,
+}
+
+impl Client {
+    /// # Errors
+    /// [`ClientError`].
+    pub(super) fn new(
+        uffd: Foreign,
+        mappings: &[ClientMapping],
+        owner: u64,
+        snapshot: &Snapshot,
+    ) -> Result<Self, ClientError> {
+        let regions = Regions::new(mappings, snapshot.pages)?;
+        // Faults that a server before this one has taken off the queue, and not served.
+        for region in regions.all() {
+            uffd.wake(region.start..region.start + (region.pages << PAGE_SHIFT));
+        }
+        let (installed, removed) = Default::default();
+        Ok(Client {
+            uffd,
+            file: Arc::new(File::clone(&snapshot.file)),
+            regions,
+            installed,
+            removed,
+            waiting: HashMap::new(),
+            again: VecDeque::new(),
+            rest: REST_MIN,
+            ahead: None,
+            owner,
+            came: VecDeque::new(),
+            is_ready: false,
+            has_said: false,
+            is_broken: false,
+            is_paused: false,
+            looked_at: Instant::now(),
+        })
+    }
+
+    pub(super) fn uffd(&self) -> &Foreign {
+        &self.uffd
+    }
+
+    /// The page of the snapshot that a fault at `address` is for, if it is for one.
+    ///
+    /// # Errors
+    /// [`ClientError::Outside`].
+    pub(super) fn page_at(&self, address: u64) -> Result<Option<u64>, ClientError> {
+        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+        Ok((region.memory != ClientMemory::Zeros).then(|| region.page(address)))
+    }
+
+    /// The address of a page, if it is still mapped.
+    pub(super) fn address_of(&self, page: u64) -> Option<u64> {
+        Some(self.regions.of_page(page)?.addresses(&(page..page + 1)).start)
+    }
+
+    /// What its userfaultfd says, other than faults.
+    ///
+    /// # Errors
+    /// It is not served any more.
+    pub(super) fn hear(&mut self, message: Message) -> Result<(), ClientError> {
+        match message {
+            Message::Fault(_) => {}
+            Message::WriteProtected(address) => {
+                return Err(ClientError::WriteProtected { address });
+            }
+            Message::Removed(range) => {
+                for part in self.regions.parts(range) {
+                    self.removed.add_all(part.snapshot());
+                    self.installed.remove_all(part.snapshot());
+                }
+                if self.removed.pieces() > REMOVED_MAX {
+                    return Err(ClientError::Pieces { most: REMOVED_MAX });
+                }
+            }
+            Message::Unmapped(range) => {
+                self.regions.unmap(range.clone())?;
+                self.uffd.wake(range);
+            }
+            Message::Moved { from, to, bytes } => {
+                self.regions.moved(from, to, bytes)?;
+                self.uffd.wake(from..from.saturating_add(bytes));
+            }
+            Message::Forked => return Err(ClientError::Event { what: "it has forked".to_owned() }),
+            Message::Unknown(event) => {
+                let what = format!("its userfaultfd reports event {event:#x}");
+                return Err(ClientError::Event { what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the fault at `address`, and with it what is at hand of its neighbours, unless the
+    /// page is wanted `alone`.
+    ///
+    /// # Errors
+    /// It is not served any more; or the cache has an error, for this page alone.
+    pub(super) fn serve(
+        &mut self,
+        snapshot: &mut Snapshot,
+        address: u64,
+        alone: bool,
+    ) -> Result<Served, ClientError> {
+        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+        let page = region.page(address);
+        let within = if alone { page..page + 1 } else { ANY };
+        // It asks for what was installed: so it was taken away again, with its neighbours probably.
+        if region.memory != ClientMemory::Zeros && self.installed.has(page) {
+            self.installed.remove_all(bounds(&region, page, RUN_PAGES, &within));
+        }
+        self.put(snapshot, &region, page, &within)
+    }
+
+    /// Installs a page that it may ask for soon. Its neighbours also, but of copies only those of
+    /// `wanted`: they take memory of the client's own.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    pub(super) fn serve_ahead(
+        &mut self,
+        snapshot: &mut Snapshot,
+        page: u64,
+        wanted: &Range<u64>,
+    ) -> Result<Served, ClientError> {
+        match self.regions.of_page(page) {
+            Some(region) if !self.installed.has(page) => {
+                let is_copied = region.memory == ClientMemory::Private;
+                let within = if is_copied { wanted } else { &ANY };
+                self.put(snapshot, &region, page, within)
+            }
+            _ => Ok(Served::Done(0)),
+        }
+    }
+
+    fn put(
+        &mut self,
+        snapshot: &mut Snapshot,
+        region: &Region,
+        page: u64,
+        within: &Range<u64>,
+    ) -> Result<Served, ClientError> {
+        let is_zero = self.removed.has(page) || snapshot.is_zero(page);
+        if is_zero || region.memory == ClientMemory::Zeros {
+            return self.put_zeros(snapshot, region, page, within);
+        }
+        let file = self.file.clone();
+        let handle = file.handle();
+        if region.memory == ClientMemory::Private {
+            return self.put_copies(snapshot, handle, region, page, within);
+        }
+        let bounds = bounds(region, page, RUN_PAGES, within);
+        let run = match snapshot.run(handle, page, &bounds, &self.installed) {
+            Ok(Some(run)) => run,
+            Ok(None) => return Ok(Served::Absent(page)),
+            // The system has no memory for the mirror, or another client disturbs it: that is not
+            // this client's error. The page is its own then.
+            Err(cause) if is_of_mirror(&cause) => {
+                return self.put_copies(snapshot, handle, region, page, &(page..page + 1));
+            }
+            Err(cause) => return Err(cause.into()),
+        };
+        if snapshot.is_zero(page) {
+            return self.put_zeros(snapshot, region, page, within);
+        }
+        // Removed pages have to be zeros.
+        let removed = self.removed.block_of(page);
+        let pages = widest(page, &run.pages, |page| removed.has(*page));
+        self.install("map shared pages", region, pages, page, Foreign::proceed)
+    }
+
+    fn put_zeros(
+        &mut self,
+        snapshot: &Snapshot,
+        region: &Region,
+        page: u64,
+        within: &Range<u64>,
+    ) -> Result<Served, ClientError> {
+        let bounds = bounds(region, page, ZERO_RUN_PAGES, within);
+        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let installed = self.installed.block_of(page);
+        let pages = if region.memory == ClientMemory::Zeros {
+            bounds
+        } else {
+            let is_zero = |at| removed.has(at) || zeros.has(at);
+            widest(page, &bounds, |&at| !is_zero(at) || installed.has(at))
+        };
+        self.install("map pages of zeros", region, pages, page, Foreign::zero)
+    }
+
+    /// The pages of the folio that has `page`.
+    fn put_copies(
+        &mut self,
+        snapshot: &Snapshot,
+        handle: &Handle,
+        region: &Region,
+        page: u64,
+        within: &Range<u64>,
+    ) -> Result<Served, ClientError> {
+        let held = handle.core.hold(&handle.mapping, page);
+        let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
+            return Ok(Served::Absent(page));
+        };
+        let identity = held.frame().identity();
+        let folio = identity.pages();
+        let mut bounds = bounds(region, page, COPY_RUN_PAGES, within);
+        bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
+        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let installed = self.installed.block_of(page);
+        let stops = |at: &u64| installed.has(*at) || removed.has(*at) || zeros.has(*at);
+        let mut pages = widest(page, &bounds, stops);
+        let address = handle.core.address(&handle.mapping, held.head());
+        let address_of = |page: u64| {
+            let at = (page - folio.start) << PAGE_SHIFT;
+            address.wrapping_add(at as usize)
+        };
+        // The cache's memory past the end of the file has anything.
+        let last = pages.end - 1;
+        let bytes = snapshot.bytes_of(last);
+        let called = if bytes == PAGE_BYTES || page != last {
+            pages.end = if bytes == PAGE_BYTES { pages.end } else { last };
+            let (start, from) = (region.addresses(&pages).start, address_of(pages.start));
+            self.install("copy pages", region, pages, page, |uffd, to| {
+                let from = from.wrapping_add((to.start - start) as usize);
+                // SAFETY: the reference keeps the folio, and the bytes of a folio with holders
+                // never change.
+                unsafe { uffd.copy(to, from) }
+            })
+        } else {
+            let mut copy = [0; PAGE_BYTES];
+            let from = address_of(page);
+            // SAFETY: as above; the file has so many bytes of the page.
+            unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
+            self.install("copy a page", region, page..page + 1, page, |uffd, to| {
+                // SAFETY: the bytes are this thread's.
+                unsafe { uffd.copy(to, copy.as_ptr()) }
+            })
+        };
+        drop(held);
+        called
+    }
+
+    /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for these
+    /// pages are woken.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`], [`ClientError::Refused`].
+    fn install(
+        &mut self,
+        what: &'static str,
+        region: &Region,
+        pages: Range<u64>,
+        wanted: u64,
+        call: impl Fn(&Foreign, Range<u64>) -> Result<u64, Errno>,
+    ) -> Result<Served, ClientError> {
+        let (mut at, mut end) = (pages.start, pages.end);
+        let mut done = 0;
+        // Ends: each turn installs a page, leaves one out, or makes the range smaller.
+        while at < end {
+            let range = region.addresses(&(at..end));
+            match call(&self.uffd, range.clone()) {
+                Ok(bytes) => {
+                    let next = end.min(at + (bytes >> PAGE_SHIFT).max(1));
+                    self.note_installed(region, at..next);
+                    done += next - at;
+                    at = next;
+                }
+                Err(Errno::EXIST) => {
+                    // Another of its threads may wait for it still.
+                    self.uffd.wake(region.addresses(&(at..at + 1)));
+                    self.note_installed(region, at..at + 1);
+                    at += 1;
+                }
+                Err(Errno::AGAIN | Errno::NOMEM) => return Ok(Served::Later),
+                // The range is in more than one piece by now, or is not mapped any more.
+                Err(Errno::NOENT) if end - at > 1 => (at, end) = (wanted, wanted + 1),
+                Err(Errno::NOENT) => {
+                    self.uffd.wake(range);
+                    at += 1;
+                }
+                Err(Errno::SRCH) => return Err(ClientError::Gone),
+                Err(cause) => {
+                    let cause = Arc::new(cause.into());
+                    return Err(ClientError::Refused { what, range, cause });
+                }
+            }
+        }
+        Ok(Served::Done(done))
+    }
+
+    fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
+        if region.memory != ClientMemory::Zeros {
+            self.installed.add_all(pages);
+            // Only a hint, which need not take any amount of memory.
+            if self.installed.pieces() > INSTALLED_MAX {
+                self.installed = Pages::default();
+            }
+        }
+    }
+
+    /// Whoever waits for `page` gets SIGBUS.
+    pub(super) fn fail(&self, page: u64) {
+        let Some(region) = self.regions.of_page(page) else { return };
+        let range = region.addresses(&(page..page + 1));
+        if self.uffd.poison(range.clone()).is_err() {
+            self.uffd.wake(range); // it asks again
+        }
+    }
+
+    /// Whoever waits for the page at `address` asks again.
+    pub(super) fn wake(&self, address: u64) {
+        self.uffd.wake(address..address + PAGE_BYTES as u64);
+    }
+
+    /// Tries the fault at `address` again after a rest. If too many rest, its thread asks again.
+    pub(super) fn rest(&mut self, address: u64, short_since: Option<Instant>) {
+        if self.again.iter().all(|again| again.address != address) {
+            if self.again.len() >= AGAIN_MAX && !mutant::on(Mutant::RestsWithoutEnd) {
+                self.wake(address);
+                return;
+            }
+            self.again.push_back(Again { address, at: Instant::now() + self.rest, short_since });
+        }
+        self.rest = (self.rest * 2).min(REST_MAX);
+    }
+
+    /// A fault that has rested.
+    pub(super) fn rested(&mut self) -> Option<Again> {
+        let first = self.again.front()?;
+        if first.at > Instant::now() {
+            return None;
+        }
+        self.again.pop_front()
+    }
+
+    /// How many pieces there are of what it has removed.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn removed_pieces(&self) -> usize {
+        self.removed.pieces()
+    }
+
+    /// Faults that rest.
+    pub(super) fn resting(&self) -> usize {
+        self.again.len()
+    }
+
+    /// It gets on.
+    pub(super) fn gets_on(&mut self) {
+        self.rest = REST_MIN;
+    }
+
+    /// When it has to be looked after, if nothing happens before.
+    pub(super) fn due(&self) -> Instant {
+        let look = self.looked_at + LOOK;
+        self.again.front().map_or(look, |again| again.at.min(look))
+    }
+
+    /// Looks from time to time whether its memory is still there. Its connection does not say: it
+    /// stays open as long as anybody has it, which can be this process.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`].
+    pub(super) fn look_whether_it_lives(&mut self) -> Result<(), ClientError> {
+        if self.looked_at.elapsed() < LOOK {
+            return Ok(());
+        }
+        self.looked_at = Instant::now();
+        let at = self.regions.all().next().map_or(ADDRESS_OF_NONE, |region| region.start);
+        let is_gone = self.uffd.is_gone(at) && !mutant::on(Mutant::DeadIsServed);
+        if is_gone { Err(ClientError::Gone) } else { Ok(()) }
+    }
+}
+
+/// Whether the cause is that a page cannot get into the mirror.
+fn is_of_mirror(cause: &Error) -> bool {
+    matches!(cause.kind(), ErrorKind::Mirror { .. }) && !mutant::on(Mutant::MirrorErrorPoisons)
+}
+
+/// The part of a region that may be installed for a fault on `page`: of an aligned block, what is
+/// in `within`.
+fn bounds(region: &Region, page: u64, most: u64, within: &Range<u64>) -> Range<u64> {
+    let block = page / most * most;
+    let (first, end) = (region.first, region.first + region.pages);
+    within.start.max(first).max(block)..within.end.min(end).min(block + most)
+}
+
+/// The largest part of `bounds` that has `page`, and no other page that `stops`.
+fn widest(page: u64, bounds: &Range<u64>, stops: impl Fn(&u64) -> bool) -> Range<u64> {
+    let start = (bounds.start..page).rev().find(&stops).map_or(bounds.start, |at| at + 1);
+    let end = (page + 1..bounds.end).find(&stops).unwrap_or(bounds.end);
+    start..end
+}

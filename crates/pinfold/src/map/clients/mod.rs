@@ -1,0 +1,444 @@
+//! Memory of other processes: any number of clients whose memory is a snapshot, one physical copy
+//! of it, and one budget.
+//!
+//! [`Clients`] is given a client's userfaultfd and mappings, and serves the client's faults from a
+//! [`File`] of the cache. How they got here is not its business: `pinfold serve` has the socket and
+//! the protocol ([docs/serve.md](../../../../docs/serve.md)).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | what a program calls: clients that come and leave, and counters |
+//! | `serving.rs` | the loop, and reads that are under way |
+//! | `client.rs` | one client: how a fault is served |
+//! | `ahead.rs` | what is installed before it is asked for |
+//! | `snapshot.rs` | which pages can be mapped now, and which are zeros |
+//! | `regions.rs` | which addresses of a client are which pages; what is checked of them |
+//! | `foreign.rs` | the userfaultfd of another process |
+//! | `pages.rs` | sets of pages |
+//! | `turns.rs` | whose turn it is, and for how long; what the clients of one owner share |
+//! | `error.rs` | why a client is not served |
+//!
+//! # States of a fault
+//!
+//! | state | where | ends when |
+//! |---|---|---|
+//! | asked | the kernel's queue | its message is read |
+//! | waiting | `Client::waiting`, and a job of `Completions` | the page was read, or cannot be |
+//! | resting | `Client::again` | its time has come |
+//! | served | nowhere | |
+//!
+//! A fault rests while its client is changing its memory, and while there is no room in the mirror.
+//!
+//! No state has a thread. A client whose owner's faults wait for too many reads is not asked for
+//! more (`READS_MAX`), so the others have their share of the source. Faults that rest do not count:
+//! what they wait for may be that the client is heard.
+//!
+//! # What is read
+//!
+//! A fault's page is read by a future of the client's own handle, whose stream sees where the
+//! client goes on in order, and then reads ahead in windows. Before any other read the pages around
+//! are begun (`around.rs`), so that the future finds its page on the way. It copies a byte, and
+//! takes no guard: for a guard a large folio would be split, and its pages lent one by one.
+//!
+//! # What is not trusted
+//!
+//! All that a client says, and what is in the mirror: a client has a read-only descriptor of it,
+//! and can make pages of zeros there, by touching them through a mapping that it has not
+//! registered. So a page is installed only while the index says that it is lent, and under a
+//! reference, so that it stays lent meanwhile. A page that cannot be lent because of that is copied
+//! to whoever wants it. And no file is both served and mapped by the program (`Mirror::give_out`).
+
+mod ahead;
+mod client;
+mod error;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod fair_tests;
+mod foreign;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod hear_tests;
+mod pages;
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(clippy::single_range_in_vec_init, reason = "one run")]
+mod read_tests;
+mod regions;
+mod serving;
+mod snapshot;
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "an address and an access to it")]
+#[allow(clippy::single_range_in_vec_init, reason = "one run")]
+mod tests;
+mod turns;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::file::completions::Completions;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::lend::{self, Mapper};
+use crate::mapped::mirror::Refused;
+use ahead::{Ahead, Plan};
+use client::{Came, Client};
+pub use error::ClientError;
+use foreign::Foreign;
+use pages::Pages;
+pub use regions::{ClientMapping, ClientMemory};
+use snapshot::Snapshot;
+use turns::{READS_MAX, Turn, Turns};
+
+/// In the epoll: the completions. Clients count from 1 on.
+const COMPLETIONS: u64 = 0;
+
+/// The number of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// What [`Clients::work`] has to tell.
+#[derive(Debug)]
+pub enum ClientEvent {
+    /// The client was given up. Its descriptor is closed.
+    Ended {
+        /// Which.
+        client: ClientId,
+        /// Why.
+        cause: ClientError,
+    },
+    /// A page could not be read, and the thread that waits for it gets SIGBUS.
+    PageFailed {
+        /// Whose.
+        client: ClientId,
+        /// The page's offset in the snapshot.
+        offset: u64,
+        /// Why.
+        cause: Error,
+    },
+}
+
+/// Counters of [`Clients`]: of all clients that there were, unless they say something else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(clippy::struct_field_names, reason = "what is counted")]
+pub struct ClientsStats {
+    /// Clients that are served at the moment.
+    pub clients: u64,
+    /// Of these, the ones for which pages are still being installed ahead.
+    pub ahead: u64,
+    /// Clients that were added.
+    pub added: u64,
+    /// Faults that clients have reported.
+    pub faults: u64,
+    /// Reads for which faults have waited. Several faults of one client on one page wait for one.
+    pub waited: u64,
+    /// How often a fault was put off, because its client was changing its memory, or because there
+    /// was no room in the mirror.
+    pub again: u64,
+    /// Pages that were installed for faults: those that were asked for, and their neighbours.
+    pub installed: u64,
+    /// Pages that were installed ahead of faults.
+    pub installed_ahead: u64,
+    /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for
+    /// it.
+    pub failed: u64,
+    /// Bytes that the memory which clients share takes at the moment, as the system counts them.
+    pub shared_bytes: u64,
+}
+
+/// Other processes whose memory is a snapshot.
+///
+/// A client maps [`memory`](Self::memory), registers the mapping with a userfaultfd, and hands the
+/// userfaultfd over; from then on its pages come from the cache, within the budget, and each is in
+/// memory once for all clients. A page that a client stores to becomes its own: the kernel copies
+/// it. A client that has anonymous memory instead ([`ClientMemory::Private`]) gets a copy of each
+/// page, which is in no budget.
+///
+/// **What is read.** Where a client touches pages in order, the cache reads ahead, as for
+/// [`File`]s. Any other absent page is read with the absent pages of its aligned 128 KiB, as long
+/// as an eighth of the budget is unused and the cache reads ahead at all
+/// ([`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)). Each read serves all
+/// clients.
+///
+/// **What is installed.** With a page, the client gets what is cached around it, by one system
+/// call: of shared memory up to 512 KiB, of copies up to 128 KiB.
+///
+/// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
+/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no client and
+/// no read.
+///
+/// `docs/serve.md` has what a client has to do, and what a client that is
+/// not trusted can do.
+#[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "its clients are what it is about")]
+pub struct Clients {
+    snapshot: Snapshot,
+    completions: Completions,
+    epoll: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    last_client: u64,
+    turns: Turns,
+    jobs: HashMap<u64, Job>,
+    last_job: u64,
+    /// Reads for faults of clients that have left.
+    of_nobody: usize,
+    /// Of [`Self::record`].
+    touched: Option<Touched>,
+    stats: ClientsStats,
+    /// The last plan of [`Self::install_ahead`], and what it is for.
+    plan: Option<(Arc<[u64]>, Arc<Plan>)>,
+    _mapper: Mapper,
+}
+
+/// A read that is under way.
+#[derive(Debug)]
+struct Job {
+    client: u64,
+    owner: u64,
+    what: Read,
+}
+
+#[derive(Debug)]
+enum Read {
+    /// Of a page.
+    Fault(u64),
+    /// Of pieces that are installed ahead: so many pages of them are waited for.
+    Ahead(Arc<Plan>, Range<usize>, usize),
+}
+
+/// The pages that clients have asked for.
+#[derive(Debug)]
+struct Touched {
+    seen: Pages,
+    new: Vec<u64>,
+}
+
+impl Clients {
+    /// No clients yet, of a snapshot which is `file`. Its length must not change.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB; [`ErrorKind::MappedOrServed`]
+    /// if the program maps the file, which it cannot do any more after this;
+    /// [`ErrorKind::Eventfd`]; [`ErrorKind::Mirror`] if the system gives no memory file;
+    /// [`ErrorKind::Forked`].
+    pub fn new(file: &File) -> Result<Self> {
+        let handle = file.handle();
+        handle.core.check_owner()?;
+        let mapper = Mapper::new(&handle.core)?;
+        let mirror = lend::of(handle)?;
+        let completions = Completions::new()?;
+        let eventfd = |why: Errno| ErrorKind::Eventfd { cause: Arc::new(why.into()) };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
+        let data = epoll::EventData::new_u64(COMPLETIONS);
+        epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
+        // Last, as it cannot be taken back.
+        if !mirror.give_out() && !mutant::on(Mutant::MappedAndServed) {
+            let (path, what) = (handle.mapping.path.clone(), "serve");
+            return Err(ErrorKind::MappedOrServed { path, what }.into());
+        }
+        Ok(Clients {
+            snapshot: Snapshot::new(file),
+            completions,
+            epoll,
+            clients: BTreeMap::new(),
+            last_client: 0,
+            turns: Turns::default(),
+            jobs: HashMap::new(),
+            last_job: 0,
+            of_nobody: 0,
+            touched: None,
+            stats: ClientsStats::default(),
+            plan: None,
+            _mapper: mapper,
+        })
+    }
+
+    /// A read-only descriptor of the memory that all clients share, for a client to map with
+    /// `MAP_PRIVATE`. Each page has its offset in the snapshot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mirror`]: the system gives no descriptor.
+    pub fn memory(&self) -> Result<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let handle = self.snapshot.file.handle();
+        let path = format!("/proc/self/fd/{}", lend::of(handle)?.fd().as_raw_fd());
+        let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        opened.map_err(|why| handle.mapping.mirror_error(Refused::to("open the memory file")(why)))
+    }
+
+    /// The length of [`memory`](Self::memory): whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.snapshot.pages << PAGE_SHIFT
+    }
+
+    /// The bytes `range` of the snapshot are zeros, as the caller knows: whole pages in it are
+    /// never read. Pages that turn out to be zeros when they are read are remembered anyway.
+    pub fn add_zeros(&mut self, range: Range<u64>) {
+        let pages = range.start.div_ceil(PAGE_BYTES as u64)..range.end >> PAGE_SHIFT;
+        self.snapshot.add_zeros(pages);
+    }
+
+    /// From now on [`take_touched`](Self::take_touched) has the pages that clients ask for, but for
+    /// those that are `known`. So that they ask for each, no page is installed with another. `None`
+    /// ends that.
+    pub fn record(&mut self, known: Option<&[Range<u64>]>) {
+        self.touched = known.map(|known| {
+            let mut seen = Pages::default();
+            for pages in known {
+                seen.add_all(pages.clone());
+            }
+            Touched { seen, new: Vec::new() }
+        });
+    }
+
+    /// The numbers of the pages that clients have asked for since the last call, in that order,
+    /// each page once in all.
+    pub fn take_touched(&mut self) -> Vec<u64> {
+        self.touched.as_mut().map(|touched| std::mem::take(&mut touched.new)).unwrap_or_default()
+    }
+
+    /// Serves another client from now on. `uffd` is its userfaultfd, which has to be in
+    /// non-blocking mode and stays so. Threads of it that wait for pages are woken, and ask again:
+    /// so a client that was served by somebody else before can be taken over.
+    ///
+    /// `owner` is who is behind it, by a number of the caller's: its process, for example. The
+    /// clients of one owner have one share of this thread's time and of the reads that are under
+    /// way; reads for a client that has left count as its owner's until they end.
+    ///
+    /// The last close of a userfaultfd waits for the lock of its process's memory. A caller that
+    /// must not wait keeps a duplicate, and closes it elsewhere.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing has changed then.
+    pub fn add(
+        &mut self,
+        uffd: OwnedFd,
+        mappings: &[ClientMapping],
+        owner: u64,
+    ) -> std::result::Result<ClientId, ClientError> {
+        self.snapshot.file.handle().core.check_owner().map_err(ClientError::Cache)?;
+        let client = Client::new(Foreign::new(uffd)?, mappings, owner, &self.snapshot)?;
+        let id = self.last_client + 1;
+        let data = epoll::EventData::new_u64(id);
+        epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
+            .map_err(|why| Error::from(ErrorKind::Eventfd { cause: Arc::new(why.into()) }))?;
+        self.last_client = id;
+        self.clients.insert(id, client);
+        self.turns.come(owner);
+        self.stats.added += 1;
+        Ok(ClientId(id))
+    }
+
+    /// Installs `pages` of the snapshot in a client's memory before it asks for them: the first of
+    /// them, as many as half of the budget has. That goes on while faults are served. Numbers past
+    /// the end are left out.
+    ///
+    /// Pages of an aligned 1 MiB that lie near each other are installed together, at the turn of
+    /// the first of them. As long as an eighth of the budget is unused, they come by one read, with
+    /// up to 64 KiB between two of them.
+    ///
+    /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`).
+    pub fn install_ahead(&mut self, client: ClientId, pages: &Arc<[u64]>) {
+        let Some(client) = self.clients.get_mut(&client.0) else { return };
+        let plan = match &self.plan {
+            Some((of, plan)) if Arc::ptr_eq(of, pages) => plan.clone(),
+            _ => {
+                let most = self.snapshot.file.handle().core.frames.frames() as usize / 2;
+                let first = &pages[..pages.len().min(most)];
+                Arc::new(Plan::new(first, self.snapshot.pages))
+            }
+        };
+        self.plan = Some((pages.clone(), plan.clone()));
+        client.ahead = Some(Ahead::new(plan));
+    }
+
+    /// Serves a client no longer. What is installed in its memory stays.
+    pub fn remove(&mut self, client: ClientId) {
+        let ClientId(id) = client;
+        if (self.is_here() || mutant::on(Mutant::ForkedClientsRemove))
+            && let Some(client) = self.clients.remove(&id)
+        {
+            // The client may have the descriptor open, too, so closing it does not suffice.
+            let _ = epoll::delete(&self.epoll, client.uffd());
+            if mutant::on(Mutant::ReadsForgotten) {
+                self.turns.change(client.owner, |owner| owner.reads = 0);
+            }
+            self.turns.go(client.owner);
+            let came = client.came.iter().filter(|(came, _)| matches!(came, Came::Page(_))).count();
+            self.leave_reads(id, client.waiting.len() - came);
+        }
+    }
+
+    /// The reads of a client that has left. The first ones for faults go on: what they bring is
+    /// likely to be wanted. Of the others, those that were not begun yet never are. So what is kept
+    /// of all that have left is bounded, also while the source does not answer.
+    fn leave_reads(&mut self, id: u64, reads: usize) {
+        let go_on = self.of_nobody + reads <= READS_MAX;
+        if go_on {
+            self.of_nobody += reads;
+        }
+        let is_kept = |job: &Job| {
+            let is_of_fault = matches!(job.what, Read::Fault(_));
+            go_on && (is_of_fault || mutant::on(Mutant::AheadOfTheGone))
+        };
+        let (jobs, turns) = (&mut self.jobs, &mut self.turns);
+        let gone = jobs.extract_if(|_, job| job.client == id && !is_kept(job));
+        let gone: HashMap<u64, Job> = gone.collect();
+        if gone.is_empty() {
+            return;
+        }
+        for job in gone.values() {
+            turns.change(job.owner, |it| match job.what {
+                Read::Fault(_) => it.reads = it.reads.saturating_sub(1),
+                Read::Ahead(..) => it.ahead -= 1,
+            });
+        }
+        self.completions.keep(|job| !gone.contains_key(&job));
+    }
+
+    /// Calls `work`, and counts the time that it takes as `owner`'s: for what a client's process can
+    /// ask for as often as it likes, such as to be added, to be removed, or for counters. `None`,
+    /// and nothing was called: the owner has used up its time. [`Self::work`] gives it new time with
+    /// each round.
+    ///
+    /// An owner that rests, because its clients have made this thread wait, has its turn here.
+    pub fn turn_of<T>(&mut self, owner: u64, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if !self.turns.has_time(owner) {
+            return None;
+        }
+        let turn = Turn::begin();
+        let done = work(self);
+        if !mutant::on(Mutant::TurnUnpaid) {
+            self.turns.end(owner, turn, Instant::now());
+        }
+        Some(done)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> ClientsStats {
+        let mirror = lend::of(self.snapshot.file.handle()).ok();
+        let stat = mirror.and_then(|mirror| rustix::fs::fstat(mirror.fd()).ok());
+        let shared_bytes = stat.map_or(0, |stat| stat.st_blocks.cast_unsigned() * 512);
+        let clients = self.clients.len() as u64;
+        let ahead = self.clients.values().filter(|client| client.ahead.is_some()).count() as u64;
+        ClientsStats { clients, ahead, shared_bytes, ..self.stats }
+    }
+
+    /// Whether this process is the cache's.
+    fn is_here(&self) -> bool {
+        self.snapshot.file.handle().core.owner.is_here()
+    }
+}
+
+/// Readable while there is something to do; beside [`Clients::timeout`].
+impl AsFd for Clients {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

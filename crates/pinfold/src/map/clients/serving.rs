@@ -1,0 +1,533 @@
+//! The loop: what is done in a round, in a client's turn, for a message, and when a read has ended.
+
+use std::collections::hash_map;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use super::ahead::Plan;
+use super::client::{Came, Client, Served, Waiting};
+use super::error::ClientError;
+use super::foreign::{self, Message};
+use super::turns::{AHEAD_MAX, READS_MAX, Turn};
+use super::{COMPLETIONS, ClientEvent, ClientId, Clients, Job, Read};
+use crate::access::many;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, Result};
+use crate::file::completions::Outcome;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::around;
+use crate::pages::reclaim;
+
+/// The most clients of which one look learns that they have something to say.
+const EVENTS_MAX: usize = 1024;
+
+/// The most reads that are given to clients in one round.
+const COMPLETIONS_MAX: usize = 256;
+
+/// How long a fault waits for room in the mirror, beside the time in which its page is read.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Clients {
+    /// How long the loop may wait for the descriptor: `None` for as long as it takes.
+    pub fn timeout(&self) -> Option<Duration> {
+        if self.turns.is_in_round() {
+            return Some(Duration::ZERO);
+        }
+        let now = Instant::now();
+        let due = self.clients.values().map(|client| self.due(client, now)).min()?;
+        Some(due.saturating_duration_since(now))
+    }
+
+    /// When a client has to be looked after, if nothing happens before.
+    fn due(&self, client: &Client, now: Instant) -> Instant {
+        let has_work = !client.came.is_empty()
+            || (client.ahead.is_some() && self.goes_ahead(client))
+            || client.is_paused != self.has_to_pause(client);
+        let due = if has_work { now } else { client.due() };
+        self.turns.rests_until(client.owner).unwrap_or(due)
+    }
+
+    /// Does what there is to do, a bounded part of it, in which each owner has its share. It waits
+    /// for no read, write or memory of this process; for the lock of a client's memory it waits, and
+    /// then leaves that client's owner alone for a time.
+    pub fn work(&mut self) -> Vec<ClientEvent> {
+        let mut told = Vec::new();
+        if !self.is_here() {
+            return told; // a forked child shares the descriptors, and must leave them alone
+        }
+        if !self.turns.is_in_round() {
+            self.gather();
+        }
+        let began = Instant::now();
+        // Ends: with the round, or earlier.
+        while let Some(id) = self.turns.next() {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            client.is_ready = false;
+            let owner = client.owner;
+            if client.is_broken {
+                self.end_if(id, Err(ClientError::Blocking), &mut told);
+                continue;
+            }
+            if !self.turns.has_turn(owner) {
+                self.set_pause(id);
+                continue;
+            }
+            let mut turn = Turn::begin();
+            let served = self.serve(id, &mut turn, &mut told);
+            self.end_if(id, served, &mut told);
+            let goes_on = self.turns.end(owner, turn, began);
+            self.set_pause(id);
+            if !goes_on {
+                break;
+            }
+        }
+        told
+    }
+
+    /// Begins a round: finds the clients that have something to do.
+    fn gather(&mut self) {
+        self.turns.begin_round();
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Interrupted: the loop comes back.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        for event in events {
+            let (id, flags) = (event.data.u64(), event.flags);
+            if id == COMPLETIONS {
+                self.take_completions();
+            } else if let Some(client) = self.clients.get_mut(&id) {
+                client.is_broken |=
+                    flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+                client.has_said = true;
+                if !std::mem::replace(&mut client.is_ready, true) {
+                    self.turns.add(id);
+                }
+            }
+        }
+        let now = Instant::now();
+        let due = |client: &Client| !client.is_ready && self.due(client, now) <= now;
+        let due = self.clients.iter().filter(|(_, client)| due(client));
+        for id in due.map(|(&id, _)| id).collect::<Vec<_>>() {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.is_ready = true;
+                self.turns.add(id);
+            }
+        }
+    }
+
+    /// A client's turn.
+    fn serve(
+        &mut self,
+        id: u64,
+        turn: &mut Turn,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        // Ends: each turn takes one.
+        while let Some(client) = self.clients.get_mut(&id)
+            && let Some((page, came)) = client.came.pop_front()
+        {
+            match page {
+                Came::Page(page) => self.page_came(id, page, came, told)?,
+                // What cannot be read is read again when it is asked for.
+                Came::Ahead(plan, pieces) => self.pieces_came(id, &plan, pieces)?,
+            }
+            if turn.is_over() {
+                return Ok(());
+            }
+        }
+        self.try_again(id, turn, told)?;
+        self.hear(id, turn, told)?;
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.look_whether_it_lives()?;
+        }
+        if turn.has_time() { self.go_ahead(id) } else { Ok(()) }
+    }
+
+    fn end_if(
+        &mut self,
+        id: u64,
+        done: std::result::Result<(), ClientError>,
+        told: &mut Vec<ClientEvent>,
+    ) {
+        if let Err(cause) = done {
+            self.remove(ClientId(id));
+            told.push(ClientEvent::Ended { client: ClientId(id), cause });
+        }
+    }
+
+    /// Reads a client's messages, as many as fit into its turn.
+    pub(super) fn hear(
+        &mut self,
+        id: u64,
+        turn: &mut Turn,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        // Ends: with the messages, or with the turn.
+        while let Some(client) = self.clients.get(&id)
+            && client.has_said
+            && !turn.is_over()
+            && !self.has_to_pause(client)
+        {
+            let mut messages = Vec::with_capacity(foreign::MESSAGES_MAX);
+            client.uffd().read(&mut messages).map_err(ClientError::of_read)?;
+            turn.heard(messages.len());
+            let are_all = messages.len() < foreign::MESSAGES_MAX;
+            self.take(id, messages, told)?;
+            if are_all {
+                break;
+            }
+        }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.has_said = false; // the epoll says so again
+        }
+        Ok(())
+    }
+
+    /// Does what a client's messages say, of which there are few.
+    pub(super) fn take(
+        &mut self,
+        id: u64,
+        mut messages: Vec<Message>,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        // What the client did to its memory first: since these messages were read, the kernel lets
+        // pages be installed again, and a fault must not install what was removed.
+        if !mutant::on(Mutant::EventsAfterFaults) {
+            messages.sort_by_key(|message| matches!(message, Message::Fault(_)));
+        }
+        let mut has_changed = false;
+        for message in messages {
+            let Some(client) = self.clients.get_mut(&id) else { break };
+            let Message::Fault(address) = message else {
+                client.hear(message)?;
+                has_changed = true;
+                continue;
+            };
+            self.stats.faults += 1;
+            let address = address & !(PAGE_BYTES as u64 - 1);
+            if has_changed && client.page_at(address).is_err() {
+                client.wake(address); // it may be mapped elsewhere by now: it asks again
+            } else {
+                self.fault(id, address, None, told)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault that is new, or is tried again.
+    pub(super) fn fault(
+        &mut self,
+        id: u64,
+        address: u64,
+        short_since: Option<Instant>,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let page = client.page_at(address)?;
+        if let (Some(touched), Some(page)) = (&mut self.touched, page)
+            && touched.seen.add(page)
+        {
+            touched.new.push(page);
+        }
+        match self.put(id, page.unwrap_or_default(), address, told)? {
+            Some(Served::Later) => self.rest(id, address, short_since),
+            Some(Served::Absent(page)) => match short_since {
+                // It was read, and is not in the mirror.
+                Some(since) if since.elapsed() > PATIENCE => {
+                    let handle = self.snapshot.file.handle();
+                    let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
+                    let cause = short.of(&handle.mapping, page);
+                    self.fail(id, page, cause, told);
+                }
+                _ => self.read(id, page, short_since),
+            },
+            Some(Served::Done(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Installs the page at `address`, and counts it. `None`: it cannot be had, which is told.
+    fn put(
+        &mut self,
+        id: u64,
+        page: u64,
+        address: u64,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<Option<Served>, ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
+            Ok(served) => {
+                if let Served::Done(pages) = served {
+                    client.gets_on();
+                    self.stats.installed += pages;
+                }
+                Ok(Some(served))
+            }
+            Err(ClientError::Cache(cause)) => {
+                self.fail(id, page, cause, told);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn rest(&mut self, id: u64, address: u64, short_since: Option<Instant>) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.rest(address, short_since);
+            self.stats.again += 1;
+        }
+    }
+
+    fn fail(&mut self, id: u64, page: u64, cause: Error, told: &mut Vec<ClientEvent>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.fail(page);
+        self.stats.failed += 1;
+        let (client, offset) = (ClientId(id), page << PAGE_SHIFT);
+        told.push(ClientEvent::PageFailed { client, offset, cause });
+    }
+
+    /// Begins to read a page for a fault, and what is around it, unless that is under way. Memory
+    /// for it may have been short before.
+    fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
+            waiting.insert(Waiting { since: Instant::now(), short_since });
+            self.stats.waited += 1;
+            self.last_job += 1;
+            let owner = client.owner;
+            self.turns.change(owner, |it| it.reads += 1);
+            self.jobs.insert(self.last_job, Job { client: id, owner, what: Read::Fault(page) });
+            around::begin(client.file.handle(), page, self.snapshot.around(page));
+            self.completions.read_at(&client.file, vec![0], page << PAGE_SHIFT, self.last_job);
+        }
+    }
+
+    /// Gives to clients what was read for them.
+    fn take_completions(&mut self) {
+        for _ in 0..COMPLETIONS_MAX {
+            let Some(completion) = self.completions.next() else { return };
+            let Outcome::Read { result, .. } = completion.outcome else {
+                unreachable!("a byte is read of each page: {completion:?}")
+            };
+            let hash_map::Entry::Occupied(mut job) = self.jobs.entry(completion.user_data) else {
+                continue;
+            };
+            if let Read::Ahead(_, _, left) = &mut job.get_mut().what
+                && *left > 1
+            {
+                *left -= 1;
+                continue;
+            }
+            let Job { client: id, owner, what } = job.remove();
+            self.turns.change(owner, |it| match what {
+                Read::Fault(_) => it.reads = it.reads.saturating_sub(1),
+                Read::Ahead(..) => it.ahead -= 1,
+            });
+            let Some(client) = self.clients.get_mut(&id) else {
+                self.of_nobody -= usize::from(matches!(what, Read::Fault(_)));
+                continue; // it has left
+            };
+            let came = match what {
+                Read::Fault(page) => Came::Page(page),
+                Read::Ahead(plan, pieces, _) => Came::Ahead(plan, pieces),
+            };
+            client.came.push_back((came, result.map(drop)));
+            if !std::mem::replace(&mut client.is_ready, true) {
+                self.turns.add(id);
+            }
+        }
+    }
+
+    /// The page for which a fault has waited was read.
+    pub(super) fn page_came(
+        &mut self,
+        id: u64,
+        page: u64,
+        result: Result<()>,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let short_since = client.waiting.remove(&page).and_then(Waiting::short_since);
+        let handle = self.snapshot.file.handle();
+        if let Err(cause) = result.and_then(|()| handle.check_page(page)) {
+            self.fail(id, page, cause, told);
+            return Ok(());
+        }
+        // Unmapped meanwhile: nobody waits.
+        let Some(address) = client.address_of(page) else { return Ok(()) };
+        match self.put(id, page, address, told)? {
+            Some(Served::Done(_)) => self.keep(page),
+            Some(Served::Absent(_) | Served::Later) => {
+                let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
+                self.rest(id, address, Some(kept.unwrap_or_else(Instant::now)));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps a page that was just installed from eviction for a while: the client has not run yet.
+    fn keep(&self, page: u64) {
+        let handle = self.snapshot.file.handle();
+        if let Some(held) = handle.core.hold(&handle.mapping, page)
+            && held.frame().is_mirrored()
+        {
+            handle.core.keep_recent(held);
+        }
+    }
+
+    /// Tries faults again that have rested.
+    fn try_again(
+        &mut self,
+        id: u64,
+        turn: &mut Turn,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        // Ends: with the turn; each rests anew, or is none any more.
+        while let Some(client) = self.clients.get_mut(&id)
+            && !turn.is_over()
+            && let Some(again) = client.rested()
+        {
+            turn.heard(1);
+            // Not mapped there any more: who waits was woken.
+            if client.page_at(again.address).is_ok() {
+                self.fault(id, again.address, again.short_since, told)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a client's faults are left in the kernel: too many of its owner's wait for reads, or
+    /// its owner rests.
+    pub(super) fn has_to_pause(&self, client: &Client) -> bool {
+        let most = if client.is_paused { READS_MAX / 2 } else { READS_MAX };
+        let rest = if mutant::on(Mutant::RestsPause) { client.resting() } else { 0 };
+        let owner = self.turns.owner(client.owner);
+        owner.is_some_and(|owner| owner.reads + rest >= most)
+            || self.turns.rests_until(client.owner).is_some()
+    }
+
+    /// Waits for a client's faults, or does not while it has to pause.
+    pub(super) fn set_pause(&mut self, id: u64) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let pause = self.has_to_pause(client);
+        if pause != client.is_paused {
+            let flags = if pause { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+            let data = epoll::EventData::new_u64(id);
+            if epoll::modify(&self.epoll, client.uffd(), data, flags).is_ok()
+                && let Some(client) = self.clients.get_mut(&id)
+            {
+                client.is_paused = pause;
+            }
+        }
+    }
+
+    /// Whether more can be installed ahead in a client's memory now, or nothing is left to do.
+    fn goes_ahead(&self, client: &Client) -> bool {
+        let Some(ahead) = &client.ahead else { return false };
+        let owner = self.turns.owner(client.owner);
+        let is_room = owner.is_none_or(|owner| owner.ahead < AHEAD_MAX);
+        ahead.is_over() || (ahead.goes_on() && is_room)
+    }
+
+    /// Installs the next pieces ahead, and begins to read what is absent of them.
+    fn go_ahead(&mut self, id: u64) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        client.ahead = client.ahead.take().filter(|ahead| !ahead.is_over());
+        let owner = client.owner;
+        let Some(ahead) = &mut client.ahead else { return Ok(()) };
+        if self.turns.owner(owner).is_some_and(|owner| owner.ahead >= AHEAD_MAX) {
+            return Ok(());
+        }
+        let Some(pieces) = ahead.next() else { return Ok(()) };
+        let plan = ahead.plan.clone();
+        let mut wanted = Vec::new();
+        for piece in plan.pieces(pieces.clone()) {
+            let absent = self.install_piece(id, piece)?;
+            wanted.extend(self.begin_to_read(&absent));
+        }
+        if !wanted.is_empty() {
+            if let Some(ahead) = self.clients.get_mut(&id).and_then(|it| it.ahead.as_mut()) {
+                ahead.reads += 1;
+            }
+            self.last_job += 1;
+            let what = Read::Ahead(plan, pieces, wanted.len());
+            self.turns.change(owner, |it| it.ahead += 1);
+            self.jobs.insert(self.last_job, Job { client: id, owner, what });
+            // By the file's common handle, so that the client's has the order of its faults alone.
+            let file = &self.snapshot.file;
+            let _ = many::prefetch(file.handle(), &wanted); // else each is read by itself
+            for page in wanted {
+                self.completions.read_at(file, vec![0], page << PAGE_SHIFT, self.last_job);
+            }
+        }
+        Ok(())
+    }
+
+    /// Installs what is there of a piece; returns the pages that are not.
+    fn install_piece(
+        &mut self,
+        id: u64,
+        piece: &[u64],
+    ) -> std::result::Result<Vec<u64>, ClientError> {
+        let mut absent = Vec::new();
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(absent) };
+        for run in piece.chunk_by(|one, next| one + 1 == *next) {
+            let wanted = run[0]..run[run.len() - 1] + 1;
+            for &page in run {
+                match client.serve_ahead(&mut self.snapshot, page, &wanted) {
+                    Ok(Served::Done(pages)) => self.stats.installed_ahead += pages,
+                    Ok(Served::Absent(page)) => absent.push(page),
+                    Ok(Served::Later) | Err(ClientError::Cache(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(absent)
+    }
+
+    /// Begins to read the absent pages of a piece, with what is between them, as long as memory is
+    /// plenty. Returns those that are to be waited for: of each folio one, and all that could not
+    /// be begun.
+    fn begin_to_read(&self, absent: &[u64]) -> Vec<u64> {
+        let handle = self.snapshot.file.handle();
+        let [first, .., last] = *absent else { return absent.to_vec() };
+        if !around::is_room(&handle.core) {
+            return absent.to_vec();
+        }
+        for part in self.snapshot.data(first..last + 1) {
+            many::will_need(handle, part);
+        }
+        let mut folio_end = 0;
+        let mut wanted = absent.to_vec();
+        wanted.retain(|&page| {
+            let is_new = page >= folio_end;
+            if is_new && let Some(held) = handle.core.hold(&handle.mapping, page) {
+                let identity = held.frame().identity();
+                folio_end = identity.pages().end;
+            }
+            is_new
+        });
+        wanted
+    }
+
+    pub(super) fn pieces_came(
+        &mut self,
+        id: u64,
+        plan: &Arc<Plan>,
+        pieces: Range<usize>,
+    ) -> std::result::Result<(), ClientError> {
+        let ahead = self.clients.get_mut(&id).and_then(|client| client.ahead.as_mut());
+        if let Some(ahead) = ahead.filter(|ahead| Arc::ptr_eq(&ahead.plan, plan)) {
+            // The read may be of an earlier call with the same pages.
+            ahead.reads = ahead.reads.saturating_sub(1);
+        }
+        for piece in plan.pieces(pieces) {
+            self.install_piece(id, piece)?;
+        }
+        Ok(())
+    }
+}

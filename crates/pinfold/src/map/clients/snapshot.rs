@@ -1,0 +1,170 @@
+//! What is known of the file that clients are served from, whoever has asked: which of its pages
+//! are zeros, and which run of pages around one can be mapped now.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::pages::{Block, Pages};
+use crate::base::mutant::{self, Mutant};
+use crate::error::Result;
+use crate::file::File;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::around;
+use crate::map::lend::{self, Look};
+use crate::pages::core::Held;
+use crate::pages::handle::Handle;
+
+/// A file that clients are served from.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) file: Arc<File>,
+    pub(super) pages: u64,
+    /// Those that are zeros, as far as that is known.
+    zeros: Pages,
+    /// Those of which it is known whether they are.
+    known: Pages,
+}
+
+/// Adjacent pages that are in the mirror, as long as this is there: it has references to all of
+/// their folios, so eviction takes none of them away.
+#[derive(Debug)]
+pub(super) struct Run<'a> {
+    pub(super) pages: Range<u64>,
+    held: Vec<Held<'a>>,
+}
+
+impl Snapshot {
+    pub(super) fn new(file: &File) -> Self {
+        let pages = file.len().div_ceil(PAGE_BYTES as u64);
+        let (zeros, known) = Default::default();
+        Snapshot { file: Arc::new(file.clone()), pages, zeros, known }
+    }
+
+    /// These pages are zeros.
+    pub(super) fn add_zeros(&mut self, pages: Range<u64>) {
+        let pages = pages.start..pages.end.min(self.pages);
+        self.zeros.add_all(pages.clone());
+        self.known.add_all(pages);
+    }
+
+    /// Whether it is known that `page` is zeros.
+    pub(super) fn is_zero(&self, page: u64) -> bool {
+        self.zeros.has(page)
+    }
+
+    /// Which pages of the block of `page` are known to be zeros.
+    pub(super) fn zeros_near(&self, page: u64) -> Block<'_> {
+        self.zeros.block_of(page)
+    }
+
+    /// Whether `page` is zeros; `held` has it, in the mirror.
+    fn learn(&mut self, handle: &Handle, _held: &Held<'_>, page: u64) -> bool {
+        if self.known.add(page) {
+            let from = handle.mapping.mirror_of_folios().address(page);
+            // SAFETY: the reference keeps the folio in the mirror, and its bytes do not change.
+            let bytes = unsafe { std::slice::from_raw_parts(from, PAGE_BYTES) };
+            if bytes.iter().all(|&byte| byte == 0) {
+                self.zeros.add(page);
+            }
+        }
+        self.zeros.has(page)
+    }
+
+    /// The pages of the aligned 128 KiB around `page` that may be read with it: none of those that
+    /// are known to be zeros, and none behind them.
+    pub(super) fn around(&self, page: u64) -> Range<u64> {
+        let block = around::block(page);
+        let zeros = self.zeros.block_of(page);
+        let is_zero = |page: &u64| zeros.has(*page);
+        let start = (block.start..page).rev().find(is_zero).map_or(block.start, |at| at + 1);
+        let end = block.end.min(self.pages);
+        start..(page + 1..end).find(is_zero).unwrap_or(end)
+    }
+
+    /// The parts of `pages` without those that are known to be zeros.
+    pub(super) fn data(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let data: Vec<u64> = pages.filter(|&page| !self.is_zero(page)).collect();
+        let adjacent = data.chunk_by(|one, next| one + 1 == *next);
+        adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
+    }
+
+    /// The run of pages within `bounds` around `page`, of those that are in the mirror and are not
+    /// `installed`. What is cached of its aligned 128 KiB gets there now, if there is memory at
+    /// once. A page of zeros ends the run; if `page` is one itself, it is the run. `None`: `page`
+    /// is not cached, or there is no memory for it in the mirror.
+    ///
+    /// # Errors
+    /// The system refuses memory.
+    pub(super) fn run<'a>(
+        &mut self,
+        handle: &'a Handle,
+        page: u64,
+        bounds: &Range<u64>,
+        installed: &Pages,
+    ) -> Result<Option<Run<'a>>> {
+        let Look::There(held) = lend::look_now(handle, page)? else { return Ok(None) };
+        let mut run = Run { pages: page..page + 1, held: Vec::new() };
+        if self.learn(handle, &held, page) {
+            run.held.push(held);
+            return Ok(Some(run));
+        }
+        let (mut folio, near) = (Some(held), around::block(page));
+        let mut joins = |held: &mut _, folio: &mut _, page| {
+            !installed.has(page) && self.joins(handle, held, folio, page, near.contains(&page))
+        };
+        while run.pages.end < bounds.end && joins(&mut run.held, &mut folio, run.pages.end) {
+            run.pages.end += 1;
+        }
+        run.held.extend(folio.take());
+        while run.pages.start > bounds.start
+            && joins(&mut run.held, &mut folio, run.pages.start - 1)
+        {
+            run.pages.start -= 1;
+        }
+        run.held.extend(folio);
+        if mutant::on(Mutant::ClientRunUnheld) {
+            run.held.clear();
+        }
+        Ok(Some(run))
+    }
+
+    /// Whether `page` is in the mirror, or gets there because it is `near`. Then `folio` has it;
+    /// the one before is `held`.
+    fn joins<'a>(
+        &mut self,
+        handle: &'a Handle,
+        held: &mut Vec<Held<'a>>,
+        folio: &mut Option<Held<'a>>,
+        page: u64,
+        near: bool,
+    ) -> bool {
+        if self.is_zero(page) {
+            return false;
+        }
+        let has_it = |held: &Held<'_>| {
+            let identity = held.frame().identity();
+            identity.pages().contains(&page)
+        };
+        if !folio.as_ref().is_some_and(has_it) {
+            // What the memory file has there is of no account: a client can put a page of zeros
+            // there, by touching it through a mapping that is not registered.
+            let lent = if near {
+                lend::look_beside(handle, page)
+            } else {
+                let lent = handle.core.hold(&handle.mapping, page);
+                lent.filter(|it| !it.frame().is_changing() && it.frame().is_mirrored())
+            };
+            if lent.is_none() {
+                return mutant::on(Mutant::ClientTrustsPresent);
+            }
+            held.extend(std::mem::replace(folio, lent));
+        }
+        folio.as_ref().is_some_and(|it| !self.learn(handle, it, page))
+    }
+
+    /// How many bytes of `page` the file has.
+    pub(super) fn bytes_of(&self, page: u64) -> usize {
+        let left = self.file.len().saturating_sub(page << PAGE_SHIFT);
+        left.min(PAGE_BYTES as u64) as usize
+    }
+}

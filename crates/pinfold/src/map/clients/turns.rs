@@ -1,0 +1,264 @@
+//! Whose turn it is, and for how long: one thread serves all clients, and none of them may make the
+//! others wait.
+//!
+//! Clients belong to *owners*, by a number that the caller gives. An owner is what has a share: of
+//! the thread's time, and of the reads that are under way. So nobody gets more by being many
+//! clients, or by leaving and coming back.
+//!
+//! # A round
+//!
+//! [`gather`](Turns::gather) begins a round with all clients that have something to do. They are
+//! served in turn. A turn ends after [`SLICE`]; what is left waits for the next round. In a round,
+//! an owner has the turns that fit into its slice. No step within a turn takes long by itself: it
+//! installs a bounded number of pages, or changes a few intervals. An owner that has used more than
+//! its slice has no turn until as many rounds have gone by as the time was slices. What the program
+//! does for an owner (`Clients::turn_of`) counts like a turn.
+//!
+//! # A call that blocks
+//!
+//! To install a page, the kernel takes the lock of the client's memory, which the client can hold
+//! for as long as one of its own calls takes. Nothing says so before. So an owner with which the
+//! thread has slept for longer than [`BLOCKED`] rests for [`REST_FACTOR`] times as long, if there
+//! are others. Time for which the thread did not sleep, but was not given a processor, counts for
+//! nobody.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::base::mutant::{self, Mutant};
+
+/// An owner's part of a round.
+pub(super) const SLICE: Duration = Duration::from_micros(200);
+
+/// The most that is still owed when a round ends. More than this is likely to be time in which the
+/// thread was not given a processor.
+const DEBT_MAX: Duration = Duration::from_millis(4);
+
+/// When the loop goes back to the caller, with the round where it is.
+const TURN: Duration = Duration::from_micros(500);
+
+/// A turn that was longer, and slept.
+const BLOCKED: Duration = Duration::from_millis(1);
+const REST_FACTOR: u32 = 20;
+const REST_MAX: Duration = Duration::from_secs(5);
+
+/// Messages that are heard in one turn, at most.
+pub(super) const MESSAGES_MAX: usize = 16;
+
+/// The most reads that are under way for the faults of one owner, and of owners that are gone.
+pub(super) const READS_MAX: usize = 64;
+
+/// The most turns of one owner whose reads ahead are under way.
+pub(super) const AHEAD_MAX: usize = 8;
+
+/// What the clients of one owner have together.
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    pub(super) clients: usize,
+    /// Reads that are under way for faults, also of clients that have left.
+    pub(super) reads: usize,
+    /// Turns whose reads ahead are under way.
+    pub(super) ahead: usize,
+    /// Time of this round, and what was used too much of the rounds before.
+    used: Duration,
+    rests_until: Option<Instant>,
+}
+
+impl Owner {
+    /// Whether nothing is served for it.
+    fn is_nobody(&self) -> bool {
+        self.clients == 0 && self.reads == 0 && self.ahead == 0
+    }
+}
+
+/// The clients that have something to do, and the owners of all.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    ready: VecDeque<u64>,
+    owners: HashMap<u64, Owner>,
+}
+
+/// A turn that is going on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    begin: Instant,
+    messages: usize,
+    /// How often the thread had slept before.
+    slept: i64,
+}
+
+impl Turn {
+    pub(super) fn begin() -> Self {
+        Turn { begin: Instant::now(), messages: 0, slept: times_slept() }
+    }
+
+    /// Messages were heard.
+    pub(super) fn heard(&mut self, messages: usize) {
+        self.messages += messages;
+    }
+
+    /// Whether no more messages are heard in it.
+    pub(super) fn is_over(&self) -> bool {
+        let is_over = self.messages >= MESSAGES_MAX || !self.has_time();
+        is_over && !mutant::on(Mutant::TurnWithoutEnd)
+    }
+
+    /// Whether something can be begun in it.
+    pub(super) fn has_time(&self) -> bool {
+        self.begin.elapsed() < SLICE
+    }
+}
+
+impl Turns {
+    /// An owner has a client more.
+    pub(super) fn come(&mut self, owner: u64) {
+        self.owners.entry(owner).or_default().clients += 1;
+    }
+
+    /// An owner has a client less.
+    pub(super) fn go(&mut self, owner: u64) {
+        self.change(owner, |it| it.clients -= 1);
+    }
+
+    /// What an owner has changes.
+    pub(super) fn change(&mut self, owner: u64, change: impl FnOnce(&mut Owner)) {
+        let Some(it) = self.owners.get_mut(&owner) else { return };
+        change(it);
+        // What it has used, and the time that it has to rest, are longer than coming back takes.
+        if it.is_nobody() && it.used.is_zero() && it.rests_until.is_none() {
+            self.owners.remove(&owner);
+        }
+    }
+
+    pub(super) fn owner(&self, owner: u64) -> Option<&Owner> {
+        self.owners.get(&owner)
+    }
+
+    /// Until when an owner rests.
+    pub(super) fn rests_until(&self, owner: u64) -> Option<Instant> {
+        self.owners.get(&owner)?.rests_until
+    }
+
+    /// Whether a round is going on.
+    pub(super) fn is_in_round(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// A new round begins.
+    pub(super) fn begin_round(&mut self) {
+        let now = Instant::now();
+        self.owners.retain(|_, owner| {
+            owner.used = owner.used.saturating_sub(SLICE).min(DEBT_MAX);
+            owner.rests_until = owner.rests_until.filter(|&until| until > now);
+            !owner.is_nobody() || !owner.used.is_zero() || owner.rests_until.is_some()
+        });
+    }
+
+    /// A client, which is not among them, has something to do.
+    pub(super) fn add(&mut self, client: u64) {
+        self.ready.push_back(client);
+    }
+
+    /// The next client of this round.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        self.ready.pop_front()
+    }
+
+    /// Whether a client of this owner has a turn in this round.
+    pub(super) fn has_turn(&self, owner: u64) -> bool {
+        self.has_time(owner) && self.rests_until(owner).is_none()
+    }
+
+    /// Whether an owner has not used up its slice of this round. It may have to rest.
+    pub(super) fn has_time(&self, owner: u64) -> bool {
+        self.owners.get(&owner).is_none_or(|it| it.used < SLICE)
+    }
+
+    /// A turn has ended. Whether the loop goes on.
+    pub(super) fn end(&mut self, owner: u64, turn: Turn, loop_began: Instant) -> bool {
+        let took = turn.begin.elapsed();
+        let has_slept = took > BLOCKED && times_slept() > turn.slept;
+        // All clients of the owner may have left in this turn.
+        let it = self.owners.entry(owner).or_default();
+        it.used += took;
+        if has_slept && self.owners.len() > 1 && !mutant::on(Mutant::NobodyRests) {
+            let until = Instant::now() + (took * REST_FACTOR).min(REST_MAX);
+            self.change(owner, |it| it.rests_until = Some(until));
+        }
+        loop_began.elapsed() < TURN
+    }
+}
+
+/// How often this thread has slept, as the system counts.
+fn times_slept() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the call fills the struct, or fails.
+    let done = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: it was filled.
+    if done == 0 { unsafe { usage.assume_init() }.ru_nvcsw } else { 0 }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_makes_the_thread_sleep_rests_and_who_is_slow_does_not() {
+        let mut turns = Turns::default();
+        turns.come(1);
+        turns.come(2);
+        turns.begin_round();
+        let turn = Turn::begin();
+        while turn.begin.elapsed() < 2 * BLOCKED {}
+        // Not asleep; but another process may have made this thread wait for a lock of the system.
+        turns.end(1, turn, Instant::now());
+        assert!(!turns.has_turn(1), "its slice is used up");
+        turns.begin_round();
+        let turn = Turn::begin();
+        std::thread::sleep(2 * BLOCKED);
+        turns.end(2, turn, Instant::now());
+        assert!(!turns.has_turn(2) && turns.rests_until(2).is_some());
+        // It leaves and comes back.
+        turns.go(2);
+        turns.come(2);
+        assert!(turns.rests_until(2).is_some());
+        turns.go(1);
+        // Ends: nothing is kept of who has left, once it has paid.
+        while turns.owner(1).is_some() {
+            turns.begin_round();
+        }
+    }
+
+    #[test]
+    fn nobody_rests_with_the_mutant() {
+        let mut turns = Turns::default();
+        turns.come(1);
+        turns.come(2);
+        let turn = Turn::begin();
+        std::thread::sleep(2 * BLOCKED);
+        mutant::with(Some(Mutant::NobodyRests), || turns.end(2, turn, Instant::now()));
+        assert!(turns.rests_until(2).is_none(), "the mutant does nothing");
+    }
+
+    #[test]
+    fn who_is_slow_does_not_rest_for_who_slept_before() {
+        // Ends: with a turn in which nothing makes this thread wait.
+        let turns = loop {
+            let mut turns = Turns::default();
+            turns.come(1);
+            turns.come(2);
+            turns.begin_round();
+            let turn = Turn::begin();
+            std::thread::sleep(Duration::from_nanos(1));
+            turns.end(1, turn, Instant::now());
+            let turn = Turn::begin();
+            let slept = times_slept();
+            while turn.begin.elapsed() < 2 * BLOCKED {}
+            turns.end(2, turn, Instant::now());
+            if times_slept() == slept && turns.rests_until(1).is_none() {
+                break turns;
+            }
+        };
+        assert!(turns.rests_until(2).is_none());
+    }
+}

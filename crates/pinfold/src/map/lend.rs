@@ -1,0 +1,690 @@
+//! Lending pages to a file's mirror, where they can be mapped.
+//!
+//! A folio is read into the arena like any other (`fill`), and moves to the mirror when a mapped
+//! access wants one of its pages: [`look`]. From then on the kernel maps its pages by itself. The
+//! steps, for the folio and for those that follow it in the file and are in the arena, too:
+//! 1. allocate a lent folio for each; claim its place;
+//! 2. copy its bytes to the place, under a reference;
+//! 3. under the mapping's `change` mutex put the new folios into the index (`freeze/lend.rs`);
+//! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.
+//!
+//! A folio with a readahead mark is not lent with those before it: so the mapped access that first
+//! wants it is seen, and reads further ahead.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::access::futures;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
+use crate::index::FolioAt;
+use crate::map::around;
+use crate::mapped::mirror::{Claim, Mirror, Refused, Shown};
+use crate::mapped::task::Waiter;
+use crate::pages::core::{Core, Held};
+use crate::pages::fill;
+use crate::pages::freeze::{self, InUse};
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Mapping;
+use crate::pages::pressure::{Bringing, LOOK_AGAIN};
+use crate::pages::reclaim::{self, Patience, Shortage};
+use crate::source;
+
+/// The most pages that are lent for one access, beside those of the wanted folio.
+const PAGES_MAX: u32 = 64;
+
+/// The pages that an access brings, if nothing says that they are used at random: about what is read
+/// with the wanted one.
+const WINDOW_PAGES: u32 = 32;
+
+/// How long a thread sleeps at a time while others own the place.
+pub(crate) const NAP: Duration = Duration::from_millis(1);
+
+/// The same for a task, which has a thread wait so long once.
+const COPY_NAP: Duration = Duration::from_micros(100);
+
+/// What is [`Refused`] where the bytes of a folio do not get into the mirror.
+const PUT: &str = "put pages there";
+
+/// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
+/// arena has some left when three are lent.
+const BUDGET_MIN_BYTES: u64 = 8 << 20;
+
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent. It is lent at once
+/// if one can be made free, and otherwise for the first access.
+#[derive(Debug)]
+pub(crate) struct Mapper(Arc<Core>);
+
+impl Mapper {
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`]: the cache is too small for mirrors.
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+        let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
+        let least_bytes = BUDGET_MIN_BYTES;
+        if budget_bytes < least_bytes {
+            return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
+        }
+        core.frames.lent_user_begins();
+        reclaim::lend_first(core); // now, as guards may come to lie in all runs
+        Ok(Mapper(core.clone()))
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        // A forked child does not take the allocator's mutex.
+        if self.0.owner.is_here() {
+            self.0.frames.lent_user_ends();
+        }
+    }
+}
+
+/// What became of a mapped access.
+#[derive(Debug)]
+pub(crate) enum Look<'a> {
+    /// The page is in the mirror, as long as this reference is held.
+    There(Held<'a>),
+    /// A page of an older version is, as long as somebody uses that: maps show it.
+    LeftOver,
+    /// It is not cached, or on its way, or somebody else lends it.
+    Absent,
+}
+
+/// A folio on its way to the mirror.
+struct Lending<'a> {
+    old: Held<'a>,
+    new: FrameNumber,
+    page: u64,
+    order: Order,
+    claim: Claim<'a>,
+}
+
+/// The mirror of the handle's file, as long as the file.
+///
+/// # Errors
+/// The system refuses it, or the file has grown to more than it has room for.
+pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
+    grown(handle, || handle.mapping.len_bytes())
+}
+
+/// The mirror, at least up to `end`: for a map whose range was within the file when that was
+/// checked. The file may have become shorter since, and may get as long again; but for an access
+/// past the end of a mirror the kernel asks nobody.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
+    if mutant::on(Mutant::MapBeyondMirror) { of(handle) } else { grown(handle, || end) }
+}
+
+/// The mirror, with room for this folio. That the file has become too long for it (`ulimit -f`) does
+/// not concern the pages that it has room for.
+///
+/// # Errors
+/// As [`of`].
+fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
+    let mirror = grown(handle, || held.offset() + held.frame().file_bytes() as u64)?;
+    let page = held.frame().identity().index;
+    mirror.reach(page).map_err(|why| handle.mapping.mirror_error(why))?;
+    Ok(mirror)
+}
+
+/// The mirror, at least so many bytes long.
+fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
+    let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
+    mirror.grow(bytes).map_err(|why| handle.mapping.mirror_error(why))?;
+    Ok(mirror)
+}
+
+/// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
+/// for it at once, and with `shown` it is mapped there. Reads nothing, evicts nothing, and waits for
+/// nobody but, as a thread, for one that is just lending the page. What was `brought` is kept from
+/// eviction for a while (`recent.rs`).
+///
+/// # Errors
+/// The system refuses memory.
+///
+/// # Safety
+/// `shown` is what it says, and stays so meanwhile.
+pub(crate) unsafe fn look<'a>(
+    handle: &'a Handle,
+    page: u64,
+    shown: Option<&Shown<'_>>,
+    brought: Option<Brought<'a>>,
+    waiter: Waiter<'_>,
+) -> Result<Look<'a>> {
+    handle.core.check_owner()?;
+    // Until this returns, it counts as being brought.
+    let (read, mut spare, _bringing) = match brought {
+        Some(it) => (Some(it.read), it.spare, it.bringing),
+        None => (None, None, None),
+    };
+    let mut waited = false;
+    // Ends: each turn but the last lends the folio, or waits for another thread, a few times.
+    for _ in 0..NAPS_MAX {
+        // Frozen: as if it were absent, where it is waited for.
+        let Some(held) = handle.core.hold(&handle.mapping, page) else { break };
+        if held.frame().is_changing() {
+            break;
+        }
+        if held.frame().is_mirrored() {
+            if read.is_some() {
+                held.another().into_iter().for_each(|other| handle.core.keep_recent(other));
+            }
+            return Ok(Look::There(held));
+        }
+        let mirror = with_room_for(handle, &held)?;
+        if mirror.shows_left_over(page) {
+            return Ok(Look::LeftOver);
+        }
+        let place = place_of(&held);
+        // SAFETY: the caller's promise.
+        let lent = unsafe { lend(handle, mirror, held, spare.take(), shown) }?;
+        let has_waited = std::mem::replace(&mut waited, lent == Lent::PlaceTaken);
+        match lent {
+            Lent::Done => {}
+            Lent::NoMemory => break,
+            Lent::PlaceTaken => match waiter {
+                Waiter::Thread => mirror.wait_for_place(&place, NAP),
+                // To copy pages takes no longer, as a rule.
+                Waiter::Task(_) if !has_waited => mirror.wait_for_place(&place, COPY_NAP),
+                Waiter::Task(_) => break,
+            },
+        }
+    }
+    Ok(Look::Absent)
+}
+
+/// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, nor
+/// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has no
+/// room for. The caller has no reference to the folio, or it would be dropped instead.
+///
+/// # Errors
+/// The system refuses memory.
+pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
+    handle.core.check_owner()?;
+    let core = &*handle.core;
+    // Ends: each turn but the last lends the folio, or makes it smaller.
+    for _ in 0..NAPS_MAX {
+        let Some(held) = core.hold(&handle.mapping, page) else { break };
+        if held.frame().is_changing() {
+            break;
+        }
+        if held.frame().is_mirrored() {
+            return Ok(Look::There(held));
+        }
+        let mirror = with_room_for(handle, &held)?;
+        let identity = held.frame().identity();
+        let place = place_of(&held);
+        if mirror.is_taken(&place) {
+            break;
+        }
+        let mut got = reclaim::allocate_lent(core, identity.order, false)
+            .map_err(|why| why.of(&handle.mapping, identity.index))?;
+        if got.is_none() {
+            got = reclaim::evict_for_lent(core, identity.order);
+        }
+        let Some((head, order)) = got else { break };
+        let spare = Spare { core, head, order };
+        if order != identity.order {
+            drop(spare);
+            make_smaller(handle, held, order, mutant::on(Mutant::LookWaits))?;
+            continue;
+        }
+        // SAFETY: nothing is shown.
+        match unsafe { lend(handle, mirror, held, Some(spare), None) }? {
+            Lent::Done => {}
+            Lent::NoMemory | Lent::PlaceTaken => break,
+        }
+    }
+    Ok(Look::Absent)
+}
+
+/// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory for
+/// it at once. One with a readahead mark is not, as for who goes on in order.
+pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
+    let look = || {
+        let held = handle.core.hold(&handle.mapping, page)?;
+        (!held.frame().is_changing()).then_some(held)
+    };
+    let held = look()?;
+    if held.frame().is_mirrored() {
+        return Some(held);
+    }
+    if held.frame().flags().contains(Flags::READAHEAD) {
+        return None;
+    }
+    // SAFETY: nothing is shown.
+    unsafe { lend(handle, with_room_for(handle, &held).ok()?, held, None, None) }.ok()?;
+    look().filter(|held| held.frame().is_mirrored())
+}
+
+/// How often [`look`] looks.
+const NAPS_MAX: u32 = 6;
+
+/// A page that was read, with memory of its mirror for it.
+#[derive(Debug)]
+pub(crate) struct Brought<'a> {
+    read: Held<'a>,
+    spare: Option<Spare<'a>>,
+    /// It counts as being brought until this is dropped.
+    bringing: Option<Bringing<'a>>,
+}
+
+/// A lent folio that is not used yet, given back when it is dropped.
+#[derive(Debug)]
+struct Spare<'a> {
+    core: &'a Core,
+    head: FrameNumber,
+    order: Order,
+}
+
+/// Reads `page`, or waits for who reads it, and then for memory and for the page's place, unless
+/// maps show an older version there: what [`look`] needs.
+///
+/// # Errors
+/// As [`File::get`](crate::File::get); there is no memory for it, or another folio, without that
+/// page, keeps its place for too long.
+pub(crate) async fn bring<'a>(
+    handle: &'a Handle,
+    page: u64,
+    waiter: Waiter<'_>,
+) -> Result<Brought<'a>> {
+    let (mut again, mut waits) = (false, Waits::default());
+    let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
+    let bringing = bringing(&handle.core, pages, waiter).await;
+    // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
+    // it smaller. It makes it smaller once: no lent memory is too much in pieces for a folio of one
+    // page. It drops it to wait for lent memory, which patience bounds. Otherwise others drop it.
+    loop {
+        handle.check_page(page)?;
+        let alone = again && !mutant::on(Mutant::BringLargeAgain);
+        let read = match waiter {
+            Waiter::Thread if alone => fill::get_range(handle, page, page + 1)?,
+            Waiter::Thread => {
+                if !again {
+                    around::read(handle, page);
+                }
+                fill::get(handle, page, PAGE_BYTES)?
+            }
+            Waiter::Task(_) => {
+                if !again {
+                    around::begin(handle, page, around::block_of(handle, page));
+                }
+                futures::hold(handle, page, alone).await?
+            }
+        };
+        again = true;
+        if let Some((read, spare)) = ready(handle, page, read, &mut waits, waiter).await? {
+            return Ok(Brought { read, spare, bringing });
+        }
+    }
+}
+
+/// Waits until so many pages may be brought. A thread in a source's call does not: others may wait
+/// for what it reads.
+pub(crate) async fn bringing<'a>(
+    core: &'a Core,
+    pages: u32,
+    waiter: Waiter<'_>,
+) -> Option<Bringing<'a>> {
+    match waiter {
+        Waiter::Thread if source::in_a_source() => None,
+        Waiter::Thread => Some(core.pressure.bring(pages)),
+        Waiter::Task(rests) => {
+            let turn = core.pressure.bring_later(pages);
+            Some(rests.poll_each(LOOK_AGAIN, turn).await)
+        }
+    }
+}
+
+/// What an access waits for, beside the read.
+#[derive(Default)]
+struct Waits {
+    /// For lent memory.
+    memory: Option<Patience>,
+    /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
+    /// reads nothing.
+    place: Option<Instant>,
+}
+
+/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
+/// was made smaller; or too many threads wait with folios, and this one has waited without.
+async fn ready<'a>(
+    handle: &'a Handle,
+    page: u64,
+    read: Held<'a>,
+    waits: &mut Waits,
+    waiter: Waiter<'_>,
+) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    let identity = read.frame().identity();
+    let blocks = matches!(waiter, Waiter::Thread);
+    let mut naps = 0;
+    // Ends: there is a bound for the place, and memory is found or waited for without the folio.
+    while !read.frame().is_changing() {
+        if read.frame().is_mirrored() {
+            return Ok(Some((read, None)));
+        }
+        let mirror = with_room_for(handle, &read)?;
+        let place = place_of(&read);
+        if !mirror.is_taken(&place) {
+            waits.place = None;
+            let shortage = |why: Shortage| why.of(mapping, identity.index);
+            let at_once = reclaim::allocate_lent(core, identity.order, false);
+            let got = match (at_once.map_err(shortage)?, waiter) {
+                (None, Waiter::Thread) => {
+                    match core.pressure.may_wait_with(identity.order.frames()) {
+                        Some(_waits) => {
+                            reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?
+                        }
+                        None => None,
+                    }
+                }
+                (None, Waiter::Task(rests)) => reclaim::evict_for_task(core, identity.order, rests),
+                (got, _) => got,
+            };
+            let Some((new, order)) = got else {
+                drop(read);
+                let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
+                let waited = reclaim::wait_for_lent(core, identity.order, patience, waiter);
+                waited.await.map_err(shortage)?;
+                return Ok(None);
+            };
+            let spare = Spare { core, head: new, order };
+            if order == identity.order {
+                return Ok(Some((read, Some(spare))));
+            }
+            drop(spare);
+            make_smaller(handle, read, order, blocks)?;
+            return Ok(None);
+        }
+        if mirror.shows_left_over(page) {
+            return Ok(Some((read, None)));
+        }
+        naps += 1;
+        if naps > NAPS_MAX && identity.order > Order::MIN {
+            // The place of another of its pages is taken, perhaps for long.
+            make_smaller(handle, read, Order::MIN, blocks)?;
+            return Ok(None);
+        }
+        let since = waits.place.get_or_insert_with(Instant::now);
+        if since.elapsed() > core.options.patience {
+            return Err(older_version(mapping));
+        }
+        match waiter {
+            Waiter::Thread => mirror.wait_for_place(&place, NAP),
+            Waiter::Task(rests) => rests.rest(NAP).await,
+        }
+    }
+    Ok(None)
+}
+
+/// The error that somebody keeps an older version of a page for too long.
+pub(crate) fn older_version(mapping: &Mapping) -> Error {
+    let why = "an older version of the page is still in use there";
+    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
+    mapping.mirror_error(Refused::to(PUT)(late))
+}
+
+/// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
+/// as long as the reference that this returns. `None`: an older version is there, which somebody
+/// uses.
+///
+/// # Errors
+/// As [`bring`].
+pub(crate) async fn put<'a>(
+    handle: &'a Handle,
+    page: u64,
+    waiter: Waiter<'_>,
+) -> Result<Option<Held<'a>>> {
+    let mut brought = None;
+    // Ends: as in [`bring`].
+    loop {
+        // SAFETY: nothing is shown.
+        let looked = unsafe { look(handle, page, None, brought.take(), waiter) };
+        match looked? {
+            Look::There(held) => return Ok(Some(held)),
+            Look::LeftOver => return Ok(None),
+            Look::Absent => brought = Some(bring(handle, page, waiter).await?),
+        }
+    }
+}
+
+/// The pages of a folio, and so its place in the mirror.
+fn place_of(held: &Held<'_>) -> Range<u64> {
+    let identity = held.frame().identity();
+    identity.pages()
+}
+
+/// What became of a folio that was to be lent.
+#[derive(Debug, PartialEq, Eq)]
+enum Lent {
+    /// Look again.
+    Done,
+    /// There is none at once.
+    NoMemory,
+    /// Its place belongs to another folio, or to another lender; or it has left the index.
+    PlaceTaken,
+}
+
+/// Steps 1 to 4. Wakers run when all claims have ended: they are the program's, and may wait for
+/// these.
+///
+/// # Safety
+/// As [`look`].
+unsafe fn lend<'a>(
+    handle: &'a Handle,
+    mirror: &'a Mirror,
+    wanted: Held<'a>,
+    spare: Option<Spare<'a>>,
+    shown: Option<&Shown<'_>>,
+) -> Result<Lent> {
+    // SAFETY: the caller's promise.
+    let lend = || unsafe { lend_together(handle, mirror, wanted, spare, shown) };
+    if mutant::on(Mutant::LendWakesEarly) { lend() } else { wait::together(lend) }
+}
+
+/// See [`lend`].
+///
+/// # Safety
+/// As [`look`].
+unsafe fn lend_together<'a>(
+    handle: &'a Handle,
+    mirror: &'a Mirror,
+    wanted: Held<'a>,
+    spare: Option<Spare<'a>>,
+    shown: Option<&Shown<'_>>,
+) -> Result<Lent> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    if wanted.frame().flags().contains(Flags::READAHEAD) {
+        fill::read_further(handle, &wanted);
+    }
+    let identity = wanted.frame().identity();
+    let spare = spare.filter(|spare| spare.order == identity.order);
+    let new = match spare {
+        Some(spare) => spare.take(),
+        None => match lent_now(core, identity.order) {
+            Some(new) => new,
+            None => return Ok(Lent::NoMemory),
+        },
+    };
+    let Some(first) = Lending::of(core, mirror, wanted, new) else {
+        return Ok(Lent::PlaceTaken);
+    };
+    let mut all = vec![first];
+    if !handle.stream.is_random() && !handle.stream.is_proving(identity.pages().end) {
+        lengthen(handle, mirror, &mut all);
+    }
+    // Step 2. What follows a folio that cannot be copied is not lent.
+    let mut copied = 0;
+    let mut failed = None;
+    for lending in &all {
+        let from = core.frames.address(lending.old.head());
+        let bytes = lending.old.frame().file_bytes();
+        // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
+        // change. Of `shown` the caller says it.
+        if let Err(cause) = unsafe { lending.claim.copy(from, bytes, shown) } {
+            failed = Some(cause);
+            break;
+        }
+        copied += 1;
+    }
+    // Step 3.
+    let mut woken = crate::base::wait::Woken::default();
+    let mut gone = Vec::with_capacity(all.len());
+    let mut changing = mapping.change();
+    let mut lent = Vec::with_capacity(all.len());
+    for (n, lending) in all.iter().enumerate() {
+        let folio = FolioAt {
+            page: lending.page,
+            order: u32::from(lending.order.get()),
+            frame: lending.old.head(),
+        };
+        let done =
+            if n < copied { freeze::lend(core, &mut changing, folio, lending.new) } else { None };
+        lent.push(done.is_some());
+        if let Some(others) = done {
+            woken.add(others);
+            gone.push(folio.frame);
+        }
+    }
+    drop(changing);
+    drop(woken);
+    // Step 4.
+    for (lending, lent) in all.into_iter().zip(lent) {
+        if !lent {
+            if !mutant::on(Mutant::LenderKeepsPages) {
+                lending.claim.punch();
+            }
+            core.give_back(lending.new);
+        }
+    }
+    freeze::let_go(core, &gone);
+    match failed {
+        Some(cause) if copied == 0 => Err(mapping.mirror_error(Refused::to(PUT)(cause))),
+        _ => Ok(Lent::Done),
+    }
+}
+
+impl Spare<'_> {
+    /// The folio, whose reference is the caller's from here on.
+    fn take(self) -> FrameNumber {
+        let head = self.head;
+        std::mem::forget(self);
+        head
+    }
+}
+
+impl Drop for Spare<'_> {
+    fn drop(&mut self) {
+        self.core.give_back(self.head);
+    }
+}
+
+impl<'a> Lending<'a> {
+    /// Claims the place of `old`. `None`: it is taken, or `old` has left the index; `new` is given
+    /// back.
+    ///
+    /// Whether it has left is asked once the place is claimed. If it has not, no other folio owns
+    /// the place, and none will before the claim ends. If it has, the place may be that of the
+    /// folio to which it was lent.
+    fn of(core: &Core, mirror: &'a Mirror, old: Held<'a>, new: FrameNumber) -> Option<Self> {
+        let identity = old.frame().identity();
+        let (page, order) = (identity.index, identity.order);
+        let claim = mirror.claim(page..page + u64::from(order.frames()));
+        match claim {
+            Some(claim) if !old.frame().is_changing() || mutant::on(Mutant::LendBlindly) => {
+                Some(Lending { old, new, page, order, claim })
+            }
+            _ => {
+                core.give_back(new);
+                None
+            }
+        }
+    }
+}
+
+/// A lent folio of that order, if there is one at once.
+fn lent_now(core: &Core, order: Order) -> Option<FrameNumber> {
+    let (new, got) = reclaim::allocate_lent(core, order, false).ok()??;
+    if got != order {
+        core.give_back(new);
+        return None;
+    }
+    Some(new)
+}
+
+/// Adds the folios that follow, as long as they are up to date in the arena, and there is memory at
+/// once.
+fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a>>) {
+    let core = &*handle.core;
+    let mut left = PAGES_MAX;
+    let mut page = all.last().map_or(0, |last| last.page + u64::from(last.order.frames()));
+    // Ends: each turn advances `page`, or is the last.
+    while left > 0 {
+        let Some(held) = core.hold(&handle.mapping, page) else { break };
+        let (frame, identity) = (held.frame(), held.frame().identity());
+        let pages = identity.order.frames();
+        let fits = !frame.is_changing()
+            && !frame.is_mirrored()
+            && !frame.flags().contains(Flags::READAHEAD)
+            && identity.index == page
+            && pages <= left
+            && with_room_for(handle, &held).is_ok();
+        if !fits {
+            break;
+        }
+        let Some(new) = lent_now(core, identity.order) else { break };
+        let Some(next) = Lending::of(core, mirror, held, new) else { break };
+        all.push(next);
+        left -= pages;
+        page += u64::from(pages);
+    }
+}
+
+/// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
+/// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for what
+/// the index needs: otherwise that is waited for.
+fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> Result<()> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    let (head, identity, pages) = (held.head(), held.frame().identity(), place_of(&held));
+    drop(held);
+    // Ends: each turn but the last makes index nodes.
+    loop {
+        let mut changing = mapping.change();
+        let folio = changing.writer(&core.nodes).folio(identity.index);
+        let order_now = u32::from(identity.order.get());
+        let Some(folio) = folio.filter(|it| it.frame == head && it.order == order_now) else {
+            return Ok(());
+        };
+        if mutant::on(Mutant::BringLargeAgain) {
+            drop(changing);
+            freeze::drop_clean(core, mapping, pages);
+            return Ok(());
+        }
+        let split = freeze::split(core, &mut changing, folio, order);
+        drop(changing);
+        match split {
+            Ok(Ok(woken)) => drop(woken),
+            Ok(Err(InUse::Dirty)) => {}
+            Ok(Err(InUse::Busy | InUse::Pinned | InUse::Borrowed)) => {
+                freeze::drop_clean(core, mapping, pages);
+            }
+            Err(short) => {
+                let refilled = reclaim::refill_nodes(core, short.wanted, needed);
+                if refilled.map_err(|why| why.of(mapping, identity.index))? {
+                    continue;
+                }
+                freeze::drop_clean(core, mapping, pages);
+            }
+        }
+        return Ok(());
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

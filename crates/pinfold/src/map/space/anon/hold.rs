@@ -1,0 +1,190 @@
+//! Pages of own memory that are there: for a copy, or for as long as somebody holds them.
+
+use std::ops::Range;
+
+use super::protect::Protection;
+use super::{Area, pages_of};
+use crate::error::{ErrorKind, Result};
+use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::map::space::vma::Access;
+use crate::mapped::task::{Waiter, now};
+use crate::pages::core::{Core, Held};
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Changing;
+
+/// At most this part of a budget is held.
+pub(in crate::map::space) const HELD_SHARE: u32 = 4;
+
+/// What is copied of a page.
+pub(in crate::map::space) enum Part<'a> {
+    /// From this byte on.
+    Load(usize, &'a mut [u8]),
+    /// To this byte and those that follow.
+    Store(usize, &'a [u8]),
+}
+
+/// A range of own memory whose pages stay in memory, at their address and accessible, as long as
+/// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).
+#[must_use = "dropped at once, it holds nothing"]
+pub struct HeldRange<'a> {
+    core: &'a Core,
+    area: &'a Area,
+    range: Range<usize>,
+    pages: Vec<Held<'a>>,
+    /// How many pages it has claimed of those that may be held.
+    claimed: u32,
+}
+
+impl std::fmt::Debug for HeldRange<'_> {
+    /// One line: which bytes, and where.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = self.as_mut_ptr();
+        f.debug_struct("HeldRange").field("range", &self.range).field("at", &at).finish()
+    }
+}
+
+impl<'a> HeldRange<'a> {
+    /// Holds the pages of a range that is in the area.
+    pub(in crate::map::space) fn new(
+        area: &'a Area,
+        handle: &'a Handle,
+        range: Range<usize>,
+    ) -> Result<Self> {
+        let core = &*handle.core;
+        let pages = if range.is_empty() { 0..0 } else { pages_of(&range) };
+        let claimed = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
+        let most = core.frames.frames() / HELD_SHARE;
+        core.pressure.held.add(claimed, most).map_err(|held| {
+            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
+            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
+            let (held_bytes, most_bytes) = (bytes(held), bytes(most));
+            let (start, end) = (range.start as u64, range.end as u64);
+            let name = handle.mapping.path.clone();
+            ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
+        })?;
+        // On an error, its drop gives back what it has.
+        let mut held = HeldRange { core, area, range, pages: Vec::new(), claimed };
+        for page in pages {
+            held.pages.push(area.hold(handle, page)?);
+        }
+        Ok(held)
+    }
+
+    /// The first byte; as [`AnonMap::as_mut_ptr`](crate::AnonMap::as_mut_ptr).
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.area.reservation.start.wrapping_add(self.range.start)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether the range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The range, in bytes from the start of the map.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for HeldRange<'_> {
+    fn drop(&mut self) {
+        self.pages.clear();
+        self.core.pressure.held.take_back(self.claimed);
+    }
+}
+
+impl Area {
+    /// Copies a part of `page`, which is brought if it is absent. A store of a whole page reads nothing.
+    ///
+    /// # Errors
+    /// As [`bring`](Self::bring); the map's protection forbids the access.
+    pub(in crate::map::space) fn copy(
+        &self,
+        handle: &Handle,
+        page: u64,
+        copy: Part<'_>,
+    ) -> Result<()> {
+        let (access, whole) = match &copy {
+            Part::Load(..) => (Access::Load, None),
+            Part::Store(_, bytes) => (Access::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes)),
+        };
+        // Whether the page was looked up in the page table, as it could not be copied before.
+        let mut looks = false;
+        let mut copy = copy;
+        // Ends: each turn but the last brings the page, which the program has taken away before.
+        loop {
+            let is_absent = || looks && self.is_absent(page);
+            let (changing, _) = self.there(handle, page, access, whole, is_absent)?;
+            let at = self.address(page).addr();
+            let copied = match &mut copy {
+                Part::Load(from, to) => self.proc.load(at + *from, to),
+                Part::Store(to, bytes) => self.proc.store(at + *to, bytes),
+            };
+            let Err(why) = copied else { return Ok(()) };
+            if !self.is_absent(page) {
+                drop(changing);
+                return Err(Area::refused(&handle.mapping, "access", &(page..page + 1), why));
+            }
+            looks = true;
+        }
+    }
+
+    /// Brings `page`, and keeps it in memory as long as what is returned, unless it is forgotten. A
+    /// store to it is no fault meanwhile, and it is not written to the swap.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy); the page is held too often.
+    fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
+        let is_absent = || self.is_absent(page);
+        let (changing, head) = self.there(handle, page, Access::Store, None, is_absent)?;
+        let held = handle.core.hold_under_change(head);
+        drop(changing);
+        let path = || handle.mapping.path.clone();
+        held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
+    }
+
+    /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index and
+    /// `is_absent` says that it is not there. Returns the `change` mutex, under which it is.
+    fn there<'a>(
+        &self,
+        handle: &'a Handle,
+        page: u64,
+        access: Access,
+        whole: Option<&[u8]>,
+        is_absent: impl Fn() -> bool,
+    ) -> Result<(Changing<'a>, FrameNumber)> {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        core.check_owner()?; // before the mutex, which a forked child may find locked
+        let least = match access {
+            Access::Load => Protection::Read,
+            Access::Store => Protection::ReadWrite,
+        };
+        // Ends: each turn but the last brings the page; it seldom leaves right after it came.
+        loop {
+            let mut changing = mapping.change();
+            // First: what is refused makes no page dirty.
+            if !self.allows(least) {
+                let why = std::io::Error::from_raw_os_error(libc::EACCES);
+                return Err(Area::refused(mapping, "access", &(page..page + 1), why));
+            }
+            let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
+            let Some(head) = changing.head(page).filter(is_there).filter(|_| !is_absent()) else {
+                drop(changing);
+                match whole {
+                    Some(bytes) => self.bring_whole(handle, page, bytes)?,
+                    None => now(self.bring(handle, page, access, Waiter::Thread))?,
+                }
+                continue;
+            };
+            if access == Access::Store {
+                self.store(core, &mut changing, page);
+            }
+            return Ok((changing, head));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Memory of the program's own that can be paged out: anonymous memory, and private views of files.
+//!
+//! An *area* is private memory of one map, registered with the space's userfaultfd for missing
+//! pages and for stores to protected ones. One map has it, so it needs no mirror: a page is put to
+//! the map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are
+//! elsewhere. Each page in memory is a folio of the cache, with a frame of a lent run: so it is in
+//! the budget, and the one policy evicts it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the area |
+//! | `bring.rs` | a fault: how a page gets in |
+//! | `hold.rs` | pages that are there for a while: for a copy, or held |
+//! | `out.rs` | a page-out, and forgetting pages |
+//! | `protect.rs` | what may be done with the memory |
+//! | `trust.rs` | what is believed of the page table, and what is looked up |
+//! | `proc.rs` | the page table, and bytes, by calls that make no fault |
+//! | `calls.rs` | the calls of the system |
+//!
+//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
+//! `swap/pages.rs`.
+//!
+//! # Locks
+//!
+//! They are taken in this order; a call may leave out some:
+//!
+//! 1. the space's `layout`;
+//! 2. the record of the map (`vma.rs`): a fault has it for reading, whoever changes the map for
+//!    writing;
+//! 3. the `change` mutex of the mapping;
+//! 4. the locks of the cache's memory, of the swap's slots, and `writes`.
+//!
+//! A page gets in, is protected and unprotected, and leaves under the `change` mutex: in one step with
+//! its state, and with the index. So does what the program may do with the memory change. Under 3 and
+//! 4 nobody accesses own memory by its address: that could be a fault, which takes 2 (`proc.rs`).
+//!
+//! Nobody waits for the swap, a file, or a page-out under any of them. A source of the swap must not
+//! use the memory that it writes.
+
+mod bring;
+mod calls;
+mod hold;
+mod out;
+mod proc;
+mod protect;
+mod trust;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+pub use hold::HeldRange;
+pub(super) use hold::{HELD_SHARE, Part};
+pub(super) use out::pages_of;
+pub(super) use proc::Proc;
+pub use protect::Protection;
+
+use super::reservation::Reservation;
+use crate::base::fork::Birth;
+use crate::base::sync::locks::{Condvar, Mutex};
+use crate::error::{Error, ErrorKind};
+use crate::file::File;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::swap::Swap;
+use crate::mapped::uffd::Uffd;
+use crate::pages::core::Core;
+use crate::pages::mapping::Mapping;
+
+/// How many threads can go through the memory in order and be seen to.
+const STREAMS: usize = 16;
+
+/// What pages are that were never stored to.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one for each map")]
+pub(super) enum Origin {
+    Zeros,
+    /// The file's, from the byte on.
+    File(File, u64),
+}
+
+/// The memory of one map.
+///
+/// # Invariants
+///
+/// The addresses of `reservation` are this value's as long as it is there: so whoever has a share
+/// of it may put pages there, and no page of another map is ever there. `closed` is set under the
+/// mapping's `change` mutex, after which no page gets in.
+#[derive(Debug)]
+pub(crate) struct Area {
+    pub(super) reservation: Reservation,
+    pub(super) bytes: usize,
+    uffd: Arc<Uffd>,
+    proc: Arc<Proc>,
+    core: Weak<Core>,
+    origin: Origin,
+    closed: AtomicBool,
+    /// What [`Hint::Sequential`](crate::Hint::Sequential) and the like have said.
+    pub(super) order: AtomicU8,
+    /// What may be done with the memory (`protect.rs`). As `closed`.
+    protection: AtomicU8,
+    /// Where threads that go through the memory in order are expected next.
+    streams: [AtomicU64; STREAMS],
+    /// Whose place the next one takes.
+    next_stream: AtomicU32,
+    /// How many page-outs of pages without a slot there were.
+    without_slot: AtomicU32,
+    writes: Mutex<Writes>,
+    one_ended: Condvar,
+    birth: Birth,
+}
+
+/// Page-outs of an area.
+#[derive(Debug, Default)]
+struct Writes {
+    under_way: u32,
+    ended: u64,
+}
+
+/// In which order the pages are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Unknown,
+    Sequential,
+    Random,
+}
+
+impl Area {
+    /// An area of `bytes` bytes, without access.
+    pub(super) fn new(
+        (uffd, proc): (&Arc<Uffd>, &Arc<Proc>),
+        core: Weak<Core>,
+        origin: Origin,
+        bytes: usize,
+    ) -> std::io::Result<Self> {
+        let reservation = Reservation::new(bytes)?;
+        let start = reservation.start.expose_provenance();
+        let pages = start..start + bytes.next_multiple_of(PAGE_BYTES);
+        // SAFETY: reserved by this call, and given to nobody.
+        unsafe { calls::install(uffd.as_fd(), &pages) }?;
+        Ok(Area {
+            reservation,
+            bytes,
+            uffd: uffd.clone(),
+            proc: proc.clone(),
+            core,
+            origin,
+            closed: AtomicBool::new(false),
+            order: AtomicU8::new(Order::Unknown as u8),
+            protection: AtomicU8::new(0), // nothing is allowed yet
+            streams: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
+            next_stream: AtomicU32::new(0),
+            without_slot: AtomicU32::new(0),
+            writes: Mutex::default(),
+            one_ended: Condvar::new(),
+            birth: Birth::here(),
+        })
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+
+    /// How many pages it has.
+    pub(super) fn pages(&self) -> u64 {
+        self.bytes.div_ceil(PAGE_BYTES) as u64
+    }
+
+    fn address(&self, page: u64) -> *mut u8 {
+        debug_assert!(page < self.pages());
+        self.reservation.start.wrapping_add((page << PAGE_SHIFT) as usize)
+    }
+
+    pub(super) fn addresses(&self, pages: &Range<u64>) -> Range<usize> {
+        let start = self.reservation.start.addr();
+        start + (pages.start << PAGE_SHIFT) as usize..start + (pages.end << PAGE_SHIFT) as usize
+    }
+
+    fn order(&self) -> Order {
+        // Relaxed: a hint.
+        match self.order.load(Ordering::Relaxed) {
+            1 => Order::Sequential,
+            2 => Order::Random,
+            _ => Order::Unknown,
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) // changes under the `change` mutex
+    }
+
+    /// The error that the system refused `what` of these pages.
+    pub(super) fn refused(
+        mapping: &Mapping,
+        what: &'static str,
+        pages: &Range<u64>,
+        why: std::io::Error,
+    ) -> Error {
+        let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
+        ErrorKind::Own { what, name: mapping.path.clone(), start, end, cause: Arc::new(why) }.into()
+    }
+
+    /// The error that there is no memory for a page.
+    fn no_memory(core: &Core, mapping: &Mapping, page: u64, cause: Error) -> Error {
+        let swap = match &core.swap {
+            None => "there is no swap".to_owned(),
+            Some(swap) => about(swap),
+        };
+        let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
+        ErrorKind::OwnMemory { name, offset, swap, cause: Box::new(cause) }.into()
+    }
+}
+
+/// What of a swap may explain that there is no memory.
+fn about(swap: &Swap) -> String {
+    let stats = swap.stats();
+    let all = stats.total_bytes;
+    match (stats.last_error, swap.slots().free()) {
+        (_, 0) => format!("the swap of {all} bytes is full"),
+        (Some(error), _) if stats.write_errors > 0 => {
+            format!("{} writes to the swap failed, of the last errors: {error}", stats.write_errors)
+        }
+        _ => format!("the swap of {all} bytes has room"),
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        if !self.birth.is_here() {
+            // A child does not have the range, and may have something else there.
+            self.reservation.bytes = 0;
+        }
+    }
+}

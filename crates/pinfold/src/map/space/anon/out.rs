@@ -1,0 +1,287 @@
+//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting
+//! pages.
+//!
+//! # A page-out, step by step
+//!
+//! 1. take slots, adjacent ones if there are;
+//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
+//!    states say `Writing`, and they are protected against stores: one call for adjacent pages;
+//! 3. without it, copy them (`proc.rs`), and write the copies, unless they are all zeros, which a page
+//!    that was never stored to is, too: adjacent slots by one write;
+//! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
+//!    slots of the others are free again.
+//!
+//! Then eviction takes them out as any other clean folio, under the mutex again: a store that comes
+//! between 4 and that makes the page dirty, and it stays.
+//!
+//! # Why the bytes can be read in step 3
+//!
+//! Pages that are `Writing`, or `Stale` after a store, stay in memory: they are not evicted, not
+//! forgotten, and not unmapped, before the write has ended. A store that ends the protection may
+//! change them meanwhile; then what was written is of no use, and nobody reads it. What the program
+//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read
+//! ([`Protection::None`](super::Protection::None)) is written like any other. A copy is made
+//! anyway: whether a page is all zeros is asked for all of its bytes.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use super::bring::give;
+use super::{Area, Origin, calls};
+use crate::base::mutant::{self, Mutant};
+use crate::error::Result;
+use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::swap::pages::{self, IsWriting, Pages, State, Unused, Written};
+use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
+use crate::mapped::swap::{Why, add};
+use crate::pages::core::Core;
+use crate::pages::freeze::Candidate;
+use crate::pages::handle::Handle;
+use crate::pages::mapping::{Changing, Mapping, OwnMemory};
+use crate::pages::reclaim;
+use crate::source::{AlignedBuffer, Extent};
+
+/// The most pages that are paged out, or forgotten, under one hold of the mutex.
+const AT_ONCE: u64 = 64;
+
+/// What was found of a page that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loaded {
+    /// It is all zeros, and so is its origin.
+    Zeros,
+    Bytes,
+    /// The program has taken it away, and nothing is to be written.
+    Nothing,
+}
+
+impl OwnMemory for Area {
+    fn take_out(&self, pages: Range<u64>) {
+        calls::take_out(&self.addresses(&pages));
+    }
+
+    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused> {
+        self.distrust_pages(states, pages)
+    }
+
+    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool) {
+        let Some(core) = self.core.upgrade() else { return };
+        for pages in pages.chunks(CLUSTER_SLOTS as usize) {
+            self.write_some(&core, mapping, pages, now);
+        }
+    }
+}
+
+impl Area {
+    /// A page-out of at most a cluster.
+    fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64], now: bool) {
+        let swap = core.swap.as_ref();
+        // While it rests, what is all zeros leaves all the same.
+        let open = swap.filter(|swap| now || !swap.rests());
+        self.writes.lock().under_way += 1;
+        let slots = open.map(|swap| swap.slots().take(pages.len() as u32)).unwrap_or_default();
+        let mut slots = slots.into_iter().flatten().map(Slot);
+        let mut changing = mapping.change();
+        let unused = |page: &u64| {
+            let Some(head) = changing.head(*page) else { return false };
+            let frame = core.frames.frame(head);
+            let is_used = frame.count.word().refs() > 1 && !mutant::on(Mutant::PageOutHeld);
+            !frame.is_changing() && !is_used
+        };
+        let there: Vec<u64> = if self.is_closed() {
+            Vec::new()
+        } else {
+            pages.iter().copied().filter(unused).collect()
+        };
+        let states = changing.own().expect("own memory has states");
+        let mut dirty: Vec<u64> =
+            there.into_iter().filter(|&page| states.get(page) == State::Dirty).collect();
+        // What is not there cannot be read.
+        let gone = self.miss_absent(core, &mut changing, &mut dirty);
+        let states = changing.own().expect("own memory has states");
+        let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
+        let without_slots = &dirty[with_slots.len()..];
+        // What is all zeros needs none; that it looks so is a hint.
+        for (&page, loaded) in without_slots.iter().zip(self.load(without_slots).1) {
+            if loaded == Loaded::Zeros {
+                // Relaxed: it only has to differ from others.
+                let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
+                let all = swap.map_or(0, |swap| swap.slots().all());
+                with_slots.push((page, Slots::none(all, nth)));
+            } else if let Some(swap) = open {
+                add(&swap.counters.full, 1);
+                swap.rest(Why::Full);
+            }
+        }
+        let protect = |run| calls::protect(self.fd(), &self.addresses(&run), true);
+        let begun = pages::begin(states, with_slots.into_iter(), protect);
+        drop(changing);
+        crate::pages::freeze::let_go(core, &gone);
+        for slot in slots {
+            give(core, Unused(Some(slot)));
+        }
+        let written = self.write(core, &begun);
+        let mut changing = mapping.change();
+        let states = changing.own().expect("own memory has states");
+        for (&(page, slot), &written) in begun.iter().zip(&written) {
+            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+            let unused = states.end_write(page, slot, written, allow);
+            match (&unused, written, swap) {
+                (Unused(Some(_)), Written::InSlot, Some(swap)) => {
+                    add(&swap.counters.stored_meanwhile, 1);
+                }
+                (_, Written::AsOrigin, Some(swap)) => add(&swap.counters.zeros, 1),
+                _ => {}
+            }
+            give(core, unused);
+        }
+        drop(changing);
+        let mut writes = self.writes.lock();
+        writes.under_way -= 1;
+        writes.ended += 1;
+        drop(writes);
+        self.one_ended.notify_all();
+    }
+
+    /// Step 3.
+    fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
+        let swap = core.swap.as_ref();
+        let pages: Vec<u64> = begun.iter().map(|(page, _)| *page).collect();
+        let (mut bytes, loaded) = self.load(&pages);
+        let as_yet = |loaded: &Loaded| match loaded {
+            Loaded::Zeros => Written::AsOrigin,
+            Loaded::Bytes | Loaded::Nothing => Written::Failed,
+        };
+        let mut written: Vec<Written> = loaded.iter().map(as_yet).collect();
+        let mut n = 0;
+        // Ends: each turn passes over at least one.
+        while n < begun.len() {
+            let goes_on = |end: usize| {
+                end < begun.len()
+                    && swap.is_some_and(|swap| begun[end].1.0 < swap.slots().all())
+                    && loaded[end] == Loaded::Bytes
+                    && begun[end].1.0 == begun[n].1.0 + (end - n) as u32
+            };
+            let mut end = n;
+            while goes_on(end) {
+                end += 1;
+            }
+            if end == n {
+                n += 1;
+                continue;
+            }
+            let from = Extent::of(&mut bytes[n * PAGE_BYTES..end * PAGE_BYTES]);
+            let call = core.engine.begin_call();
+            if swap.is_some_and(|swap| swap.write(begun[n].1, &[from]).is_ok()) {
+                written[n..end].fill(Written::InSlot);
+            } else {
+                call.fail();
+            }
+            n = end;
+        }
+        written
+    }
+
+    /// The bytes of these pages, in rising order: one call for adjacent ones.
+    fn load(&self, pages: &[u64]) -> (AlignedBuffer, Vec<Loaded>) {
+        let mut bytes = AlignedBuffer::zeroed(pages.len() * PAGE_BYTES, PAGE_BYTES);
+        let mut loaded = Vec::with_capacity(pages.len());
+        let has_zeros_for_origin = matches!(self.origin, Origin::Zeros);
+        let load = |page, to: &mut [u8]| self.proc.load(self.address(page).addr(), to).is_ok();
+        for run in pages.chunk_by(|one, next| one + 1 == *next) {
+            let at = loaded.len() * PAGE_BYTES;
+            let to = &mut bytes[at..at + run.len() * PAGE_BYTES];
+            let all = load(run[0], to);
+            for (&page, to) in run.iter().zip(to.as_chunks_mut::<PAGE_BYTES>().0) {
+                loaded.push(match all || load(page, to) {
+                    true if has_zeros_for_origin && *to == [0; PAGE_BYTES] => Loaded::Zeros,
+                    true => Loaded::Bytes,
+                    false => Loaded::Nothing,
+                });
+            }
+        }
+        (bytes, loaded)
+    }
+
+    /// Pages leave memory if nobody uses them; what is dirty is written first. Returns how many.
+    pub(in crate::map::space) fn page_out(handle: &Handle, pages: Range<u64>) -> Result<u64> {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        core.check_owner()?;
+        let (mut gone, mut from) = (0, pages.start);
+        // Ends: each turn begins after the last one.
+        while let Some((there, end)) = in_memory(core, mapping, from..pages.end) {
+            core.let_go_of_recent(|head| there.contains(&head));
+            let folios = there.into_iter().map(|head| Candidate::of(core, head));
+            let of_this = |folio: &Candidate| folio.identity.mapping == mapping.id;
+            let folios: Vec<_> = folios.filter(of_this).collect();
+            if !folios.is_empty() {
+                gone += reclaim::evict_these(core, folios);
+            }
+            from = end;
+        }
+        Ok(gone)
+    }
+
+    /// The bytes of these pages are not wanted any more: the next access finds their origin. With
+    /// `for_good` no page gets in any more. Waits for writes of them to the swap.
+    pub(in crate::map::space) fn forget(&self, handle: &Handle, pages: Range<u64>, for_good: bool) {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        if for_good {
+            let _changing = mapping.change();
+            self.closed.store(true, Ordering::Relaxed); // under the mutex
+        }
+        let mut from = pages.start;
+        // Ends: each turn gets on, or follows one that waited for a write.
+        while from < pages.end {
+            let ended = self.writes.lock().ended;
+            let mut changing = mapping.change();
+            // Between these there is nothing to forget, however large the map is.
+            let there = next_present(core, &mut changing, from..pages.end);
+            let states = changing.own().expect("own memory has states");
+            let stored_to = states.next_stored_to(from..pages.end);
+            let Some(first) = there.into_iter().chain(stored_to).min() else { break };
+            let end = pages.end.min(first + AT_ONCE);
+            let mut at = first;
+            let mut forgotten = Vec::new();
+            while at < end {
+                match states.forget(at) {
+                    Ok(Unused(None)) => {}
+                    Ok(unused) => forgotten.push(unused),
+                    Err(IsWriting) => break,
+                }
+                at += 1;
+            }
+            let gone = crate::pages::freeze::drop_own(core, &mut changing, first..at);
+            drop(changing);
+            crate::pages::freeze::let_go(core, &gone);
+            for unused in forgotten {
+                give(core, unused);
+            }
+            from = at;
+            if at < end {
+                let mut now = self.writes.lock();
+                while now.ended == ended {
+                    now = self.one_ended.wait(now);
+                }
+            }
+        }
+        core.pressure.progress();
+    }
+}
+
+/// The first of these pages that is in memory.
+fn next_present(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Option<u64> {
+    changing.writer(&core.nodes).next_present(pages).map(|folio| folio.page)
+}
+
+/// The first folios of these pages, and where to look for further ones.
+fn in_memory(core: &Core, mapping: &Mapping, pages: Range<u64>) -> Option<(Vec<FrameNumber>, u64)> {
+    let mut changing = mapping.change();
+    let first = next_present(core, &mut changing, pages.clone())?;
+    let end = pages.end.min(first + AT_ONCE);
+    Some(((first..end).filter_map(|page| changing.head(page)).collect(), end))
+}
+
+/// The pages of a range of bytes that is in an area.
+pub(in crate::map::space) fn pages_of(range: &Range<usize>) -> Range<u64> {
+    (range.start >> PAGE_SHIFT) as u64..range.end.div_ceil(PAGE_BYTES) as u64
+}

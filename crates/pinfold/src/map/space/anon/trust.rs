@@ -1,0 +1,119 @@
+//! What is believed of the page table, and what is looked up.
+//!
+//! The states of own memory's pages say which are in memory, and which are protected against stores.
+//! But the page table is the kernel's. KSM replaces a page by one that it shares with others, and
+//! does not keep the protection: the next store is no fault. And what the program does by madvise(2)
+//! or munmap(2) takes pages away. [docs/map.md](../../../../../docs/map.md) lists what may change the
+//! page table ("What the kernel does to it").
+//!
+//! So nobody relies on a protection that was not looked up, under the `change` mutex:
+//!
+//! 1. a page that could leave memory without a write leaves only if the page table says that it is
+//!    still protected, or not there ([`Area::distrust_pages`]). One that is not protected any more counts
+//!    as stored to. Protection begins in two places alone: with the copy of the bytes that are
+//!    elsewhere, and before a page-out reads them. So where it is found, it has never ended;
+//! 2. a fault at a page that should be there finds out whether it is ([`Area::miss`]).
+//!
+//! Between the look and the moment at which the page is taken out, KSM could end a protection, and a
+//! store could follow. So areas are none of its business: they are `MADV_UNMERGEABLE` when they are
+//! made, and again before a look if the process has asked for merging of all its memory since
+//! (`PR_SET_MEMORY_MERGE`). What is left: that prctl(2) call in this very moment, in which KSM must
+//! also come to the page, and a thread store to it.
+
+use std::io;
+
+use super::{Area, calls};
+use crate::base::mutant::{self, Mutant};
+use crate::error::Error;
+use crate::frames::FrameNumber;
+use crate::mapped::pagemap::Entry;
+use crate::mapped::swap::pages::{IsWriting, Pages, Seen, Unused};
+use crate::pages::core::Core;
+use crate::pages::mapping::{Changing, Mapping};
+
+impl Area {
+    /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
+    pub(super) fn is_absent(&self, page: u64) -> bool {
+        let at = self.address(page).addr();
+        self.proc.table.entry(at).is_ok_and(Entry::is_absent)
+    }
+
+    /// Of these pages, in rising order, those that could leave memory and are not protected any more
+    /// count as stored to. Returns slots that are of no more use.
+    pub(super) fn distrust_pages(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused> {
+        let clean: Vec<u64> =
+            pages.iter().copied().filter(|&page| states.may_leave(page)).collect();
+        if clean.is_empty() {
+            return Vec::new();
+        }
+        if calls::merges_all() && !mutant::on(Mutant::MergedAgain) {
+            calls::merge_nothing(&self.addresses(&(0..self.pages())));
+        }
+        let seen = self.seen(&clean);
+        let distrust = |(&page, seen)| {
+            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+            states.distrust(page, seen, allow)
+        };
+        clean.iter().zip(seen).map(distrust).collect()
+    }
+
+    /// What the page table has for these pages, in rising order: one system call for adjacent ones.
+    fn seen(&self, pages: &[u64]) -> Vec<Option<Seen>> {
+        let seen = |entry: Entry| match entry {
+            entry if entry.is_absent() => Seen::Absent,
+            entry if entry.is_protected() => Seen::Protected,
+            _ => Seen::Open,
+        };
+        let mut all = Vec::with_capacity(pages.len());
+        for run in pages.chunk_by(|one, next| one + 1 == *next) {
+            let at = self.addresses(&(run[0]..run[run.len() - 1] + 1));
+            match self.proc.table.entries(&at) {
+                Ok(entries) => all.extend(entries.into_iter().map(|entry| Some(seen(entry)))),
+                Err(_) => all.extend(run.iter().map(|_| None)),
+            }
+        }
+        all
+    }
+
+    /// What KSM does to a page that is protected: a store is no fault any more.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(in crate::map::space) fn end_protection(&self, page: u64) {
+        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+    }
+
+    /// A page in the index is not in memory: it leaves the index. If its bytes were in memory alone,
+    /// they are lost, and it says so. The caller lets go of what is returned, without the mutex.
+    ///
+    /// # Errors
+    /// It is being written to the swap.
+    pub(super) fn miss(
+        core: &Core,
+        changing: &mut Changing<'_>,
+        page: u64,
+    ) -> Result<Vec<FrameNumber>, IsWriting> {
+        changing.own().expect("own memory has states").miss(page)?;
+        Ok(crate::pages::freeze::drop_own(core, changing, page..page + 1))
+    }
+
+    /// Those of these dirty pages that are not in memory leave the index, and the list. As
+    /// [`miss`](Self::miss).
+    pub(super) fn miss_absent(
+        &self,
+        core: &Core,
+        changing: &mut Changing<'_>,
+        dirty: &mut Vec<u64>,
+    ) -> Vec<FrameNumber> {
+        let mut seen = self.seen(dirty).into_iter();
+        let absent = |_: &mut u64| seen.next().flatten() == Some(Seen::Absent);
+        let absent: Vec<u64> = dirty.extract_if(.., absent).collect();
+        let missed = absent.into_iter().map(|page| Area::miss(core, changing, page));
+        missed.flat_map(Result::unwrap_or_default).collect()
+    }
+
+    /// The error that the bytes of a page are lost.
+    pub(super) fn lost(mapping: &Mapping, page: u64) -> Error {
+        let why = "the page was taken out of memory behind the cache's back (by madvise, for example), \
+                   and its bytes are lost; `discard` lets it be used again";
+        Area::refused(mapping, "bring", &(page..page + 1), io::Error::other(why))
+    }
+}

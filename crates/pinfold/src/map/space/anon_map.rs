@@ -1,0 +1,458 @@
+//! `AnonMap`: own memory, as a program sees it.
+
+use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::{io, slice};
+
+use super::anon::{Area, HeldRange, Order, Origin, Part, Protection, pages_of};
+use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
+use super::fault::FaultLock;
+use super::stats::read;
+use super::vma::{Access, Mapped, Vma, begin, end};
+use crate::error::{Error, ErrorKind, MapRangeCause, Result};
+use crate::file::File;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::swap::pages::Pages;
+use crate::mapped::task::{Waiter, now};
+use crate::pages::mapping::OwnMemory;
+use crate::source::Hint;
+
+/// Memory of the program's own under the cache's budget: anonymous memory
+/// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
+/// ([`Space::map_private`](crate::Space::map_private)).
+///
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its
+/// bytes are gone then. Offsets of its calls count from its start.
+///
+/// # Where the bytes are
+///
+/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
+/// cache evicts whichever is used least. What was stored to goes to the swap
+/// ([`Options::swap`](crate::Options::swap)) before it leaves memory. A page of anonymous memory
+/// that is all zeros needs no write; nor does what is there already and was not changed since. The
+/// next access brings it back, with pages that follow, if they lie together in the swap and the
+/// pages before were touched, too.
+///
+/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
+/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`] after 2
+/// seconds, or after 30 while reads are under way.
+///
+/// # An access that fails
+///
+/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the
+/// page could not be read from the swap (or from the file of a private view), or there is no memory
+/// for it. Others go on, and the page's bytes stay where they are. The next access tries again.
+/// Where handler threads serve, the page is *poisoned*: each access to it fails, until
+/// [`read_at`](Self::read_at), [`write_at`](Self::write_at), [`hold`](Self::hold), or
+/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it. These return an error instead of
+/// a signal.
+///
+/// # What must not be done with the memory
+///
+/// - The program must not unmap, remap or advise it by system calls of its own. A page that was taken
+///   out of memory so (by `MADV_DONTNEED`, for example) is not zeros afterwards: what was stored to it
+///   since it was last written to the swap is lost, and then each access fails, and
+///   [`last_failure`](Self::last_failure) says so, until [`discard`](Self::discard), or
+///   [`write_at`](Self::write_at) of the whole page; what the swap has comes back. Advice that takes
+///   nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless, and so is KSM.
+/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:
+///   where the thread that faults serves itself, a system call that stores to the memory (such as
+///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
+///   stored to since. [`hold`](Self::hold) prevents that, too.
+/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)): a read(2) of a
+///   file opened with `O_DIRECT` into it, registered buffers of an `io_uring`. Such stores pass the
+///   page table by, so a page-out does not see them, and elsewhere **the bytes are lost without an
+///   error**.
+/// - A child of fork(2) does not have it.
+pub struct AnonMap {
+    target: Arc<Target>,
+    area: Arc<Area>,
+    vma: &'static Vma<Arc<Target>>,
+    number: u32,
+}
+
+// As for `Cache`.
+impl UnwindSafe for AnonMap {}
+impl RefUnwindSafe for AnonMap {}
+
+impl std::fmt::Debug for AnonMap {
+    /// One line: what it is, and where.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnonMap")
+            .field("name", &self.target.file.handle().mapping.path)
+            .field("len", &self.len())
+            .field("at", &self.as_ptr())
+            .finish_non_exhaustive()
+    }
+}
+
+impl AnonMap {
+    /// Anonymous memory of `len` bytes.
+    pub(super) fn anonymous(space: &Arc<SpaceCore>, len: usize) -> Result<Self> {
+        AnonMap::new(space, "anonymous memory", len, Origin::Zeros)
+    }
+
+    /// A private view of a checked range of a file.
+    pub(super) fn private(space: &Arc<SpaceCore>, file: &File, range: &Range<u64>) -> Result<Self> {
+        let name = format!("private view of {}", file.handle().mapping.path.display());
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        AnonMap::new(space, &name, len, Origin::File(file.clone(), range.start))
+    }
+
+    fn new(space: &Arc<SpaceCore>, name: &str, len: usize, origin: Origin) -> Result<Self> {
+        let core = space.cache.core();
+        core.check_owner()?;
+        let refused = |what, cause: io::Error| {
+            let (name, cause) = (name.into(), Arc::new(cause));
+            crate::error::Error::from(ErrorKind::Own {
+                what,
+                name,
+                start: 0,
+                end: len as u64,
+                cause,
+            })
+        };
+        if len == 0 {
+            let (what, path, cause) = ("map", name.into(), MapRangeCause::Empty);
+            return Err(ErrorKind::MapRange { what, path, start: 0, end: 0, cause }.into());
+        }
+        let too_large = || refused("map", io::Error::other("no process has so many addresses"));
+        let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
+        if isize::try_from(whole).is_err() {
+            return Err(too_large());
+        }
+        let file = space.cache.own_memory(name, whole as u64)?;
+        let weak = Arc::downgrade(&file.handle().core);
+        let proc = space.proc().map_err(|why| refused("map", why))?;
+        let area = Area::new((&space.uffd, proc), weak, origin, len);
+        let area = area.map_err(|why| refused("map", why))?;
+        let area = Arc::new(area);
+        let memory: Arc<dyn OwnMemory> = area.clone();
+        let no_memory = |_| refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
+        let states = Pages::new(area.pages()).map_err(no_memory)?;
+        file.handle().mapping.make_own(states, memory);
+        let target = Arc::new(Target::new(file, Some(area.clone()), space.clone()));
+        let (number, vma) = RECORDS.claim().ok_or_else(|| refused("map", no_record()))?;
+        let addresses = area.addresses(&(0..area.pages()));
+        let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
+        let map = AnonMap { target, area, vma, number };
+        let layout = map.target.space.layout();
+        let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
+            INDEX.set(&map.area.reservation.addresses(), Some(number))
+        });
+        drop(layout);
+        if !published {
+            // The drop of `map` undoes all of it.
+            return Err(refused("map", not_indexed()));
+        }
+        let mapping = &map.target.file.handle().mapping;
+        map.area.protect(mapping, Protection::ReadWrite).map_err(|why| refused("map", why))?;
+        Ok(map)
+    }
+
+    /// The first byte. Valid for reads and stores of [`len`](Self::len) bytes as long as the map is
+    /// there; see [`AnonMap`] for what an access may do.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.area.reservation.start
+    }
+
+    /// The same, for reads.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.area.bytes
+    }
+
+    /// False: no map is empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The error of the last access to the memory that failed, which SIGBUS does not tell. `None` if
+    /// none has failed, and in a forked child.
+    pub fn last_failure(&self) -> Option<Error> {
+        self.target.last_failure()
+    }
+
+    /// All of it as a slice.
+    ///
+    /// # Safety
+    /// As long as the slice is used,
+    /// - nobody stores to the memory, and nobody calls [`write_at`](Self::write_at) or
+    ///   [`discard`](Self::discard);
+    /// - the map stays readable ([`protect`](Self::protect));
+    /// - the thread may call the cache wherever it uses the slice ([`Space`](crate::Space), "Who
+    ///   serves a fault").
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self` is; the caller promises the rest.
+        unsafe { slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// All of it as a slice that can be stored to.
+    ///
+    /// # Safety
+    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the
+    /// memory or has a slice of it.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
+    }
+
+    /// Copies bytes from `offset` on to `buf`, with errors instead of signals. Returns how many:
+    /// `buf.len()`, or fewer at the end. What other threads store meanwhile may be there in part.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SwapRead`], [`ErrorKind::OwnMemory`], [`ErrorKind::Own`] if the memory is
+    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what
+    /// reads of its file fail with.
+    pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
+        let end = offset.saturating_add(buf.len()).min(self.len());
+        let mut copy = [0; PAGE_BYTES];
+        each_page(offset..end, |page, part, at| {
+            let copy = &mut copy[..part.len()];
+            self.area.copy(self.target.file.handle(), page, Part::Load(part.start, copy))?;
+            // Without a lock, as its own memory may be a map's.
+            buf[at..at + copy.len()].copy_from_slice(copy);
+            Ok(())
+        })
+    }
+
+    /// Copies `buf` to `offset` and what follows, with errors instead of signals. Returns how many
+    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part. Of a
+    /// page that is in the swap, nothing is read if all of it is stored.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
+    pub fn write_at(&self, buf: &[u8], offset: usize) -> Result<usize> {
+        let end = offset.saturating_add(buf.len()).min(self.len());
+        let mut copy = [0; PAGE_BYTES];
+        each_page(offset..end, |page, part, at| {
+            let copy = &mut copy[..part.len()];
+            copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
+            self.area.copy(self.target.file.handle(), page, Part::Store(part.start, copy))
+        })
+    }
+
+    /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
+    /// returns is there: no page-out takes them or writes them. So devices may store to them,
+    /// direct I/O may read into them, and system calls meet no fault there. Pages may be held more
+    /// than once.
+    ///
+    /// All maps of a cache together can have a quarter of its budget held.
+    /// [`discard`](Self::discard) does not heed this: its pages leave memory, and what a device
+    /// stores to them then is lost.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
+    /// # let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let memory = space.map_anon(1 << 20)?;
+    /// let held = memory.hold(0..8192)?;
+    /// assert_eq!(memory.page_out(0..8192)?, 0);
+    /// // SAFETY: nobody else uses the memory.
+    /// let buffer = unsafe { std::slice::from_raw_parts_mut(held.as_mut_ptr(), held.len()) };
+    /// std::io::Read::read_exact(&mut std::io::repeat(7), buffer).unwrap();
+    /// drop(held);
+    /// assert_eq!(memory.page_out(0..8192)?, 8192);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// Cost: for each page that is there, a mutex, and a system call if it was written to the swap
+    /// and not stored to since; for each other one what its fault would cost. 24 bytes for each
+    /// page.
+    ///
+    /// # Errors
+    /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); as [`write_at`](Self::write_at).
+    pub fn hold(&self, range: Range<usize>) -> Result<HeldRange<'_>> {
+        self.check("hold", &range)?;
+        HeldRange::new(&self.area, self.target.file.handle(), range)
+    }
+
+    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern
+    /// the whole map, until the next of the two: whether pages that follow are brought with a page.
+    /// [`Hint::WillNeed`] brings the pages of the range, at most a quarter of the budget, and waits
+    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes
+    /// stay as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
+    /// [`ErrorKind::Forked`]; for `WillNeed` as [`read_at`](Self::read_at).
+    pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
+        let handle = self.target.file.handle();
+        self.check("advise on", &range)?;
+        match hint {
+            Hint::Sequential => self.area.order.store(Order::Sequential as u8, Ordering::Relaxed),
+            Hint::Random => self.area.order.store(Order::Random as u8, Ordering::Relaxed),
+            Hint::WillNeed => {
+                let pages = pages_of(&range);
+                let share = u64::from(handle.core.frames.frames() / 4);
+                for page in pages.start..pages.end.min(pages.start + share) {
+                    if range.is_empty() {
+                        break;
+                    }
+                    if !self.area.look(handle, page, Access::Load)? {
+                        now(self.area.bring(handle, page, Access::Load, Waiter::Thread))?;
+                    }
+                }
+            }
+            Hint::DontNeed => {
+                if !range.is_empty() {
+                    crate::pages::freeze::drop_clean(
+                        &handle.core,
+                        &handle.mapping,
+                        pages_of(&range),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the pages of `range` out of memory now, whether or not the cache needs the room, as
+    /// madvise(2) does for `MADV_PAGEOUT`. Those that were stored to are written to the swap first,
+    /// and the call waits for that. Returns how many bytes have left memory.
+    ///
+    /// Some pages stay: those that are held ([`hold`](Self::hold)); those that another thread
+    /// brings or stores to meanwhile; and, of those that were stored to, the ones for which there
+    /// is no swap or no room in it, or whose write fails.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
+    /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found
+    /// no room.
+    pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
+        self.check("page out", &range)?;
+        if range.is_empty() {
+            return Ok(0);
+        }
+        // As madvise(2) has the lock of the whole address space.
+        let shared = &self.target.space.shared;
+        let _layout = (shared.lock == FaultLock::Space).then(|| {
+            let (layout, waited) = read(&shared.layout);
+            shared.counters.space_readers.note(waited);
+            layout
+        });
+        let gone = Area::page_out(self.target.file.handle(), pages_of(&range))?;
+        Ok(gone as usize * PAGE_BYTES)
+    }
+
+    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
+    /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
+    /// and ends at one, or with the map, unless it is empty. Waits for page-outs of these pages
+    /// that are under way.
+    ///
+    /// It is a store, as far as slices are concerned.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`]; [`ErrorKind::Forked`].
+    pub fn discard(&self, range: Range<usize>) -> Result<()> {
+        self.check("discard", &range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        if !range.start.is_multiple_of(PAGE_BYTES) {
+            return Err(self.target.wrong("discard", &range, MapRangeCause::Unaligned));
+        }
+        if range.end != self.len() && !range.end.is_multiple_of(PAGE_BYTES) {
+            return Err(self.target.wrong("discard", &range, MapRangeCause::UnalignedEnd));
+        }
+        let pages = pages_of(&range);
+        self.area.forget(self.target.file.handle(), pages.clone(), false);
+        // Also the poison of those that could not be brought.
+        if self.target.space.handlers.is_some() {
+            self.area.unpoison(self.target.file.handle(), pages);
+        }
+        Ok(())
+    }
+
+    /// What may be done with the memory from now on. It stays as it is; nothing is brought or paged
+    /// out for this, and page-outs go on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Own`] if the system refuses; [`ErrorKind::Forked`].
+    pub fn protect(&self, protection: Protection) -> Result<()> {
+        let handle = self.target.file.handle();
+        handle.core.check_owner()?;
+        let pages = 0..self.area.pages();
+        let waits = &self.target.space.shared.counters.map_writers;
+        let protect = |_: &mut _| self.area.protect(&handle.mapping, protection);
+        let allowed = self.vma.change(waits, protect);
+        allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
+    }
+
+    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock
+    /// of the map, and for page-outs of its pages that are under way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
+    pub fn unmap(self) -> Result<()> {
+        self.target.file.handle().core.check_owner()
+        // The drop unmaps it.
+    }
+
+    fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
+        self.target.file.handle().core.check_owner()?;
+        self.target.check(what, range, self.len())
+    }
+}
+
+impl Drop for AnonMap {
+    fn drop(&mut self) {
+        let handle = self.target.file.handle();
+        if !handle.core.owner.is_here() {
+            return;
+        }
+        // First: a page-out that is under way is waited for without a lock. No page gets in after
+        // it.
+        self.area.forget(handle, 0..self.area.pages(), true);
+        let layout = self.target.space.layout();
+        let waits = &self.target.space.shared.counters.map_writers;
+        let addresses = self.area.reservation.addresses();
+        let clear = |_: &Mapped<_>| {
+            INDEX.set(&addresses, None);
+        };
+        drop(end(self.vma, waits, clear, || RECORDS.release(self.number)));
+        drop(layout);
+        // Who still waits for a page repeats the access. The addresses go with the area's last
+        // share.
+        self.target.space.uffd.wake(addresses.start, addresses.len());
+    }
+}
+
+/// Calls `copy` for each page of `range`: with its number, the part of it that is in the range, and
+/// how far that is from the start of the range. Returns the range's length.
+fn each_page(
+    range: Range<usize>,
+    mut copy: impl FnMut(u64, Range<usize>, usize) -> Result<()>,
+) -> Result<usize> {
+    let mut at = range.start;
+    // Ends: each turn gets on.
+    while at < range.end {
+        let part = at % PAGE_BYTES..PAGE_BYTES.min(at % PAGE_BYTES + range.end - at);
+        copy((at >> PAGE_SHIFT) as u64, part.clone(), at - range.start)?;
+        at += part.len();
+    }
+    Ok(range.end.saturating_sub(range.start))
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+impl AnonMap {
+    /// The state of a page.
+    pub(super) fn state(&self, page: u64) -> crate::mapped::swap::pages::State {
+        let mut changing = self.target.file.handle().mapping.change();
+        changing.own().expect("own memory has states").get(page)
+    }
+
+    /// What KSM does to a page that is protected: a store is no fault any more.
+    pub(super) fn end_protection(&self, page: u64) {
+        self.area.end_protection(page);
+    }
+}

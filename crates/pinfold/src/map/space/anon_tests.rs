@@ -1,0 +1,331 @@
+//! One page at a time: where its bytes are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::mutant::{self, Mutant};
+use crate::mapped::swap::pages::State;
+use crate::source::{Memory, Source, in_a_source};
+use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Protection, Space, SpaceOptions};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+fn map(budget: usize, swap: usize, len: usize) -> (Cache, Space, AnonMap) {
+    let source = Arc::new(Memory::new(Vec::new()));
+    let cache = Cache::new(Options::new(budget as u64).swap_source(source, swap as u64)).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_anon(len).unwrap();
+    (cache, space, map)
+}
+
+fn word(map: &AnonMap, at: usize) -> &AtomicU64 {
+    // SAFETY: in the map, and aligned.
+    unsafe { AtomicU64::from_ptr(map.as_mut_ptr().wrapping_add(at).cast()) }
+}
+
+fn load(map: &AnonMap, at: usize) -> u64 {
+    word(map, at).load(Ordering::Relaxed)
+}
+
+fn store(map: &AnonMap, at: usize, value: u64) {
+    word(map, at).store(value, Ordering::Relaxed);
+}
+
+fn state(map: &AnonMap, page: u64) -> State {
+    map.state(page)
+}
+
+#[test]
+fn a_page_goes_to_the_swap_and_comes_back() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    assert_eq!(load(&map, 5 * PAGE), 0);
+    // In no order that would bring more.
+    for (page, value) in [(5, 55), (8, 88), (7, 77)] {
+        store(&map, page * PAGE, value);
+    }
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
+    assert!(matches!(state(&map, 5), State::Swapped(_)));
+    let stats = cache.swap_stats().unwrap();
+    assert_eq!((stats.pages_written, stats.writes, stats.used_bytes), (3, 1, 3 * PAGE as u64));
+    assert_eq!([5, 7, 8].map(|page| load(&map, page * PAGE)), [55, 77, 88]);
+    assert!(matches!(state(&map, 5), State::Swapped(_)), "it was only read");
+    // What is clean leaves without a write.
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
+    assert_eq!(cache.swap_stats().unwrap().pages_written, 3);
+    assert_eq!(load(&map, 5 * PAGE), 55);
+    store(&map, 5 * PAGE, 56);
+    assert_eq!(state(&map, 5), State::Dirty);
+    assert_eq!(cache.swap_stats().unwrap().used_bytes, 2 * PAGE as u64, "its slot is free");
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    store(&map, 5 * PAGE + 8, 57);
+    assert_eq!((load(&map, 5 * PAGE), load(&map, 5 * PAGE + 8)), (56, 57));
+}
+
+#[test]
+fn more_than_the_budget_keeps_its_bytes() {
+    let (cache, space, map) = map(8 * MIB, 80 * MIB, 64 * MIB);
+    for round in 1..4 {
+        for at in (0..64 * MIB).step_by(PAGE) {
+            if round > 1 {
+                assert_eq!(load(&map, at), (at + round - 1) as u64, "byte {at}, round {round}");
+            }
+            store(&map, at, (at + round) as u64);
+        }
+    }
+    let stats = cache.stats();
+    assert!(stats.resident_bytes <= 8 * MIB as u64);
+    println!("{:?} {:?}", cache.swap_stats(), space.stats());
+}
+
+/// A swap that says which of its calls the cache has noted.
+#[derive(Debug)]
+struct Noted(Memory, std::sync::Mutex<Vec<(&'static str, bool)>>);
+
+impl Noted {
+    fn note(&self, call: &'static str) {
+        self.1.lock().unwrap().push((call, in_a_source()));
+    }
+}
+
+impl Source for Noted {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.note("read");
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.note("write");
+        self.0.write_at(offset, buf)
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        self.0.len_bytes()
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "noted".into()
+    }
+}
+
+/// Threads that wait for memory wait for these calls, and the source's own accesses do not.
+#[test]
+fn calls_of_the_swap_are_calls_of_a_source() {
+    let source = Arc::new(Noted(Memory::new(Vec::new()), std::sync::Mutex::default()));
+    let options = Options::new(8 * MIB as u64).swap_source(source.clone(), MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(MIB).unwrap();
+    store(&map, 0, 7);
+    map.page_out(0..MIB).unwrap();
+    assert_eq!(load(&map, 0), 7);
+    assert_eq!(*source.1.lock().unwrap(), [("write", true), ("read", true)]);
+}
+
+#[test]
+fn nearly_all_of_the_budget_can_be_own_memory() {
+    for budget in [8, 16, 64, 128].map(|mib| mib * MIB) {
+        let mut options = Options::new(budget as u64);
+        options.patience = std::time::Duration::from_millis(20);
+        let cache = Cache::new(options).unwrap();
+        let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(budget).unwrap();
+        let pages = (0..budget).step_by(PAGE);
+        let stored = pages.take_while(|&at| map.write_at(&[1], at).is_ok()).count() * PAGE;
+        let left = (2 * MIB).max(budget / 16);
+        assert!(stored + left >= budget, "{} of {budget} bytes are left", budget - stored);
+    }
+}
+
+#[test]
+fn what_is_all_zeros_is_not_written() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    for at in (0..MIB).step_by(PAGE) {
+        store(&map, at, 1);
+        store(&map, at, 0);
+    }
+    assert!(map.page_out(0..4 * MIB).unwrap() >= MIB);
+    let stats = cache.swap_stats().unwrap();
+    assert_eq!((stats.pages_written, stats.used_bytes), (0, 0));
+    assert!(stats.zeros >= 256, "{stats:?}");
+    map.advise(0..MIB, Hint::WillNeed).unwrap();
+    assert_eq!(load(&map, 0), 0);
+}
+
+#[test]
+fn a_store_that_is_refused_makes_no_page_dirty() {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    store(&map, 5 * PAGE, 55);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    map.protect(Protection::Read).unwrap();
+    for round in 0..2 {
+        assert!(matches!(map.write_at(&[1], 5 * PAGE).unwrap_err().kind(), ErrorKind::Own { .. }));
+        assert!(matches!(state(&map, 5), State::Swapped(_)), "round {round}");
+        assert_eq!(load(&map, 5 * PAGE), 55); // it is in memory in the second round
+    }
+    map.protect(Protection::ReadWrite).unwrap();
+    assert_eq!(map.write_at(&[56], 5 * PAGE).unwrap(), 1);
+    assert_eq!((load(&map, 5 * PAGE), state(&map, 5)), (56, State::Dirty));
+}
+
+/// What leaves memory by a page-out of three pages that are held, and the state of the second,
+/// which was written to the swap before.
+fn page_out_held() -> (usize, State) {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    map.advise(0..4 * MIB, Hint::Random).unwrap();
+    store(&map, 5 * PAGE, 55);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    let held = map.hold(4 * PAGE + 1..6 * PAGE + 1).unwrap();
+    assert_eq!(
+        (held.len(), held.as_mut_ptr().addr()),
+        (2 * PAGE, map.as_ptr().addr() + 4 * PAGE + 1)
+    );
+    assert_eq!(load(&map, 5 * PAGE), 55);
+    map.advise(0..4 * MIB, Hint::DontNeed).unwrap();
+    let gone = map.page_out(0..4 * MIB).unwrap();
+    let page = state(&map, 5);
+    drop(held);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
+    (gone, page)
+}
+
+#[test]
+fn what_is_held_stays_and_is_not_written() {
+    assert_eq!(page_out_held(), (0, State::Dirty));
+    let caught = mutant::with(Some(Mutant::PageOutHeld), page_out_held);
+    assert!(matches!(caught, (0, State::Swapped(_))), "{caught:?}");
+}
+
+#[test]
+fn a_quarter_of_the_budget_can_be_held() {
+    let (_cache, space, map) = map(16 * MIB, 4 * MIB, 16 * MIB);
+    let other = space.map_anon(4 * MIB).unwrap();
+    let first = map.hold(0..MIB).unwrap();
+    let again = map.hold(0..MIB).unwrap();
+    let _third = other.hold(0..2 * MIB).unwrap();
+    let error = other.hold(0..1).unwrap_err();
+    let ErrorKind::HoldTooLarge { held_bytes, most_bytes, .. } = *error.kind() else {
+        panic!("{error:?}")
+    };
+    assert_eq!((held_bytes, most_bytes), (4 * MIB as u64, 4 * MIB as u64));
+    drop(again);
+    drop(other.hold(MIB..2 * MIB).unwrap());
+    assert!(map.hold(0..16 * MIB).is_err());
+    assert!(map.hold(5..5).unwrap().is_empty());
+    assert_eq!(map.page_out(0..MIB).unwrap(), 0);
+    drop(first);
+    assert_eq!(map.page_out(0..MIB).unwrap(), MIB);
+}
+
+/// Stores to pages whose protection has ended without a fault, where they are clean and where they
+/// are being dropped as clean; returns what they have when they come back.
+fn stored_to_without_a_fault() -> [u64; 4] {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    map.advise(0..4 * MIB, Hint::Random).unwrap(); // a page at a time
+    for page in 0..4 {
+        store(&map, page * PAGE, 1);
+    }
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 4 * PAGE);
+    for page in 0..4 {
+        assert_eq!(load(&map, page * PAGE), 1);
+        assert!(matches!(state(&map, page as u64), State::Swapped(_)));
+    }
+    for page in [1, 3] {
+        map.end_protection(page as u64);
+        store(&map, page * PAGE, 2);
+        assert!(matches!(state(&map, page as u64), State::Swapped(_)), "the store made no fault");
+    }
+    // One way to leave for what is clean alone, and the other.
+    map.advise(0..2 * PAGE, Hint::DontNeed).unwrap();
+    map.page_out(0..4 * MIB).unwrap();
+    let loaded = [0, 1, 2, 3].map(|page| load(&map, page * PAGE));
+    map.discard(0..4 * MIB).unwrap();
+    assert_eq!(cache.swap_stats().unwrap().used_bytes, 0, "a slot was lost");
+    loaded
+}
+
+#[test]
+fn a_page_that_is_not_protected_any_more_does_not_leave_as_clean() {
+    assert_eq!(stored_to_without_a_fault(), [1, 2, 1, 2]);
+    let trusted = mutant::with(Some(Mutant::ProtectionTrusted), stored_to_without_a_fault);
+    assert_eq!(trusted, [1; 4], "the mutant does nothing");
+}
+
+/// A swap whose writes wait.
+#[derive(Debug, Default)]
+struct Hangs {
+    /// Whether one waits, and whether they may go on.
+    now: std::sync::Mutex<(bool, bool)>,
+    changed: std::sync::Condvar,
+}
+
+impl Hangs {
+    fn change(&self, change: impl FnOnce(&mut (bool, bool))) {
+        change(&mut self.now.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, until: impl Fn(&(bool, bool)) -> bool) {
+        let now = self.now.lock().unwrap();
+        drop(self.changed.wait_while(now, |now| !until(now)).unwrap());
+    }
+}
+
+impl Source for Hangs {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("nothing is read here"))
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+        self.change(|now| now.0 = true);
+        self.wait(|now| now.1);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(0)
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "hangs".into()
+    }
+}
+
+#[test]
+fn while_a_page_out_hangs_the_map_can_be_protected_and_used() {
+    let swap = Arc::new(Hangs::default());
+    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), MIB as u64);
+    let space = Space::new(&Cache::new(options).unwrap(), SpaceOptions::new()).unwrap();
+    let map = space.map_anon(MIB).unwrap();
+    store(&map, 0, 1);
+    store(&map, PAGE, 2);
+    std::thread::scope(|scope| {
+        let out = scope.spawn(|| map.page_out(0..PAGE).unwrap());
+        swap.wait(|now| now.0);
+        for to in [Protection::None, Protection::Read, Protection::ReadWrite] {
+            map.protect(to).unwrap();
+        }
+        assert_eq!((load(&map, 0), load(&map, PAGE)), (1, 2));
+        store(&map, 2 * PAGE, 3); // it was absent
+        store(&map, 0, 4); // it is protected against stores
+        assert_eq!(map.read_at(&mut [0; 8], PAGE).unwrap(), 8);
+        assert_eq!(map.write_at(&[5; 8], 3 * PAGE).unwrap(), 8);
+        map.advise(PAGE..5 * PAGE, Hint::WillNeed).unwrap();
+        map.discard(PAGE..2 * PAGE).unwrap();
+        drop(map.hold(4 * PAGE..5 * PAGE).unwrap());
+        assert!(map.last_failure().is_none());
+        swap.change(|now| now.1 = true);
+        assert_eq!(out.join().unwrap(), 0, "it was stored to");
+    });
+    assert_eq!(load(&map, 0), 4);
+}
+
+#[test]
+fn what_may_not_be_read_is_paged_out_all_the_same() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    map.advise(0..MIB, Hint::Random).unwrap();
+    (0..16).for_each(|page| store(&map, page * PAGE, 1));
+    map.protect(Protection::None).unwrap();
+    assert_eq!(map.page_out(0..MIB).unwrap(), 16 * PAGE);
+    assert_eq!(cache.swap_stats().unwrap().pages_written, 16);
+    map.protect(Protection::ReadWrite).unwrap();
+    assert!((0..16).all(|page| load(&map, page * PAGE) == 1));
+}

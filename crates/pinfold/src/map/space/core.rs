@@ -1,0 +1,197 @@
+//! What is behind an address: the records of all maps of the process, and for each the file and the
+//! space.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+
+use super::anon::{self, Area};
+use super::fault::{self, By, Fault, Shared};
+use super::handlers::{self, Handlers, Served};
+use super::index::Index;
+use super::stats::write;
+use super::vma::{self, Access, Table, Vma, Wanted};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Mutex, RwLockWriteGuard};
+use crate::cache::Cache;
+use crate::error::{Error, ErrorKind, MapRangeCause, Result};
+use crate::file::File;
+use crate::map::lend::{self, Brought, Look, Mapper};
+use crate::mapped::mirror::Shown;
+use crate::mapped::task::{Rests, Waiter, now};
+use crate::mapped::uffd::Uffd;
+
+/// The records and the index of all spaces of the process.
+pub(super) static RECORDS: Table<Arc<Target>> = Table::new();
+pub(super) static INDEX: Index = Index::new();
+
+/// The error that there is no record for one more map.
+pub(super) fn no_record() -> io::Error {
+    io::Error::other(format!("this process has {} maps, and can have no more", vma::RECORDS_MAX))
+}
+
+/// The error that the index has no such addresses.
+pub(super) fn not_indexed() -> io::Error {
+    io::Error::other("the system gave addresses beyond those that maps can have")
+}
+
+/// The record of the map that has `address`, or had it a moment ago.
+fn find(address: usize) -> Option<&'static Vma<Arc<Target>>> {
+    RECORDS.get(INDEX.find(address)?)
+}
+
+/// Serves a fault at `address`, of which a signal tells.
+pub(super) fn serve_signal(address: usize, access: Access) -> Fault {
+    now(fault::serve_access(address, By::Signal, access, Waiter::Thread, find))
+}
+
+/// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
+pub(super) fn serve_message(address: usize, access: Access, rests: Rc<Rests>) -> Served {
+    Served::by(async move {
+        let blocks = mutant::on(Mutant::HandlerBlocks);
+        let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
+        fault::serve_access(address, By::Message, access, waiter, find).await
+    })
+}
+
+/// The file behind a map, and its space.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) file: File,
+    /// The program's own memory, which then `file` is.
+    pub(super) own: Option<Arc<Area>>,
+    pub(super) space: Arc<SpaceCore>,
+    /// Of the last access to the map that failed.
+    last_failure: Mutex<Option<Error>>,
+}
+
+impl Target {
+    pub(super) fn new(file: File, own: Option<Arc<Area>>, space: Arc<SpaceCore>) -> Self {
+        Target { file, own, space, last_failure: Mutex::new(None) }
+    }
+
+    pub(super) fn last_failure(&self) -> Option<Error> {
+        let here = self.space.cache.core().owner.is_here();
+        here.then(|| self.last_failure.lock().clone()).flatten()
+    }
+
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if the range is not in the map, which has `len` bytes.
+    pub(super) fn check(&self, what: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
+        let cause = if range.start > range.end {
+            MapRangeCause::Reversed
+        } else if range.end > len {
+            MapRangeCause::BeyondMap { len_bytes: len as u64 }
+        } else {
+            return Ok(());
+        };
+        Err(self.wrong(what, range, cause))
+    }
+
+    /// The error that a call was given this range.
+    pub(super) fn wrong(
+        &self,
+        what: &'static str,
+        range: &Range<usize>,
+        cause: MapRangeCause,
+    ) -> Error {
+        let path = self.file.handle().mapping.path.clone();
+        let (start, end) = (range.start as u64, range.end as u64);
+        ErrorKind::MapRange { what, path, start, end, cause }.into()
+    }
+}
+
+impl fault::Target for Arc<Target> {
+    /// `None` of own memory, which keeps it by itself for a while.
+    type Brought<'a> = Option<Brought<'a>>;
+
+    fn shared(&self) -> &Shared {
+        &self.space.shared
+    }
+
+    fn look(
+        &self,
+        wanted: &Wanted,
+        brought: Option<Option<Brought<'_>>>,
+        waiter: Waiter<'_>,
+    ) -> Result<bool> {
+        let Wanted { page, access, start, ref pages } = *wanted;
+        if let Some(area) = &self.own {
+            return area.look(self.file.handle(), page, access);
+        }
+        // The kernel maps nothing past the end, whatever the mirror has: the access would be
+        // repeated for ever.
+        self.file.handle().check_page(page)?;
+        let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start };
+        // SAFETY: the map's lock is held, so these pages are there.
+        let looked = unsafe {
+            lend::look(self.file.handle(), page, Some(&shown), brought.flatten(), waiter)
+        };
+        Ok(!matches!(looked?, Look::Absent))
+    }
+
+    async fn bring(&self, wanted: &Wanted, waiter: Waiter<'_>) -> Result<Option<Brought<'_>>> {
+        let Wanted { page, access, .. } = *wanted;
+        let handle = self.file.handle();
+        match &self.own {
+            Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
+            None => lend::bring(handle, page, waiter).await.map(Some),
+        }
+    }
+
+    fn fail(&self, address: usize, why: Error) {
+        // First, as the signal's handler may ask for it.
+        *self.space.last_failure.lock() = Some(why.clone());
+        *self.last_failure.lock() = Some(why);
+        // A thread that faults by itself goes on with the signal.
+        if self.space.shared.by == By::Message && !mutant::on(Mutant::PoisonUnlocked) {
+            handlers::poison(&self.space.uffd, address);
+        }
+    }
+}
+
+/// What a space and its maps share.
+#[derive(Debug)]
+pub(super) struct SpaceCore {
+    pub(super) shared: Shared,
+    /// Of the last access to any of its maps that failed.
+    pub(super) last_failure: Mutex<Option<Error>>,
+    pub(super) uffd: Arc<Uffd>,
+    /// Once there was own memory.
+    pub(super) proc: OnceLock<Arc<anon::Proc>>,
+    pub(super) handlers: Option<Handlers>,
+    pub(super) cache: Cache,
+    pub(super) _mapper: Mapper,
+}
+
+impl SpaceCore {
+    /// The lock of the space, for writing.
+    pub(super) fn layout(&self) -> RwLockWriteGuard<'_, ()> {
+        let (layout, waited) = write(&self.shared.layout);
+        self.shared.counters.space_writers.note(waited);
+        layout
+    }
+
+    /// Own memory as the kernel has it.
+    ///
+    /// # Errors
+    /// As [`Proc::open`](anon::Proc::open).
+    pub(super) fn proc(&self) -> std::io::Result<&Arc<anon::Proc>> {
+        if let Some(proc) = self.proc.get() {
+            return Ok(proc);
+        }
+        let proc = Arc::new(anon::Proc::open(self.uffd.as_fd())?);
+        Ok(self.proc.get_or_init(|| proc))
+    }
+}
+
+impl Drop for SpaceCore {
+    fn drop(&mut self) {
+        if !self.cache.core().owner.is_here() {
+            // The threads are the parent's, and so is what they are stopped by.
+            std::mem::forget(self.handlers.take());
+        }
+    }
+}

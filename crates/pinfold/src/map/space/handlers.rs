@@ -1,0 +1,175 @@
+//! Handler threads: they serve faults of others, which wait in the kernel meanwhile.
+//!
+//! For programs that cannot have SIGBUS handled in the thread that faults, and for system calls
+//! that touch the memory: `write(2)` from a map waits for its pages.
+//!
+//! Here: the threads, their messages, and the poisoning of pages that cannot be read. A fault is a
+//! task of the thread that took its message (`fault.rs`): while it waits for a read, for memory, or
+//! for its turn, the thread serves others. So a few threads serve any number; how many matters only
+//! for what they do themselves, which is to copy pages and to evict. What is more than a thread's
+//! [`TASKS_MAX`] waits in the kernel's queue.
+//!
+//! # A page that cannot be read
+//!
+//! The thread that waits for it is in the kernel, maybe in a system call, so no signal can be sent
+//! to its access. The page is *poisoned* instead: each access to it gets SIGBUS, or the system call
+//! EFAULT, until it is unmapped or zapped (`advise` with `DontNeed`). Then it is read again.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::fault::Fault;
+use super::vma::Access;
+use crate::access::futures::{Ready, Set};
+use crate::base::guarded::guarded;
+use crate::base::mutant::{self, Mutant};
+use crate::base::threads::start;
+use crate::error::{ErrorKind, Result};
+use crate::frames::PAGE_BYTES;
+use crate::mapped::task::Rests;
+use crate::mapped::uffd::Uffd;
+
+/// A fault that is served. If that panics, which is a mistake of this crate's, who waits for the
+/// page gets an error, and all others are served.
+pub(super) struct Served(Pin<Box<dyn Future<Output = Fault>>>);
+
+/// What serves a fault at an address, as a task of the thread with these timers.
+type Serve = fn(usize, Access, Rc<Rests>) -> Served;
+
+/// The most tasks of a thread.
+const TASKS_MAX: usize = 1024;
+
+/// The messages that a thread takes at a time: there may be other threads.
+const MESSAGES_MAX: usize = 4;
+
+/// The threads' name.
+const NAME: &str = "pinfold-fault";
+
+/// The threads of one space.
+#[derive(Debug)]
+pub(super) struct Handlers {
+    stop: Arc<OwnedFd>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Handlers {
+    /// Starts `n` threads. They do not keep the space alive.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Eventfd`], [`ErrorKind::Thread`].
+    pub(super) fn start(n: usize, uffd: &Arc<Uffd>, serve: Serve) -> Result<Self> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = stop.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+        let mut handlers = Handlers { stop: Arc::new(stop), threads: Vec::new() };
+        for _ in 0..n {
+            let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
+            let ready = Ready::new()?;
+            // If it fails, those that run are stopped by the drop.
+            let thread = start(NAME, move || run(&uffd, &stop, Set::of(ready), serve))?;
+            handlers.threads.push(thread);
+        }
+        Ok(handlers)
+    }
+}
+
+impl Served {
+    pub(super) fn by(task: impl Future<Output = Fault> + 'static) -> Self {
+        Served(Box::pin(task))
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+impl Served {
+    /// What it takes while it waits.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
+impl Future for Served {
+    type Output = Fault;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Fault> {
+        guarded("a fault", || Ok(self.0.as_mut().poll(context)))
+            .unwrap_or(Poll::Ready(Fault::Broken))
+    }
+}
+
+impl Drop for Handlers {
+    fn drop(&mut self) {
+        // Never read, so it stays readable for all of them. It cannot be full.
+        let told = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        debug_assert!(told.is_ok(), "{told:?}");
+        let own = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // A handler may be the last that has a share of a map that was unmapped meanwhile.
+            if thread.thread().id() != own {
+                // A panic was told by its thread.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Serves faults until it is told to stop. By then there is no task: each that waits has a share of
+/// the space.
+fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, Served>, serve: Serve) {
+    let rests = Rc::new(Rests::default());
+    // Ends: the space's end makes `stop` readable.
+    loop {
+        let time = rests.wake();
+        let is_full = tasks.len() >= TASKS_MAX;
+        let wanted = if is_full { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = [
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(tasks.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(uffd.as_fd(), wanted),
+        ];
+        let time = time.map(|time| Timespec::try_from(time).expect("it is short"));
+        match rustix::event::poll(&mut fds, time.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => panic!("waiting for faults failed: {error}"),
+        }
+        let [is_over, _, has_messages] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
+        if is_over {
+            return;
+        }
+        while let Some((address, fault)) = tasks.next() {
+            answer(uffd, address, &fault);
+        }
+        for _ in 0..if has_messages { MESSAGES_MAX } else { 0 } {
+            // Another thread may have taken the message.
+            let Ok(Some((address, stores))) = uffd.next() else { break };
+            let access = if stores { Access::Store } else { Access::Load };
+            let address = address & !(PAGE_BYTES - 1);
+            let task = Box::pin(serve(address, access, rests.clone()));
+            if let Some((address, fault)) = tasks.begin(address, task) {
+                answer(uffd, address, &fault);
+            }
+        }
+    }
+}
+
+/// Poisons a page that cannot be read, under its map's lock: the kernel does not ask whose page it
+/// is.
+pub(super) fn poison(uffd: &Uffd, address: usize) {
+    // An error: the page is there after all, or its map is being unmapped. Either way the access is
+    // repeated.
+    let _ = uffd.poison(address & !(PAGE_BYTES - 1), PAGE_BYTES);
+}
+
+/// Lets those go on that wait for a page.
+pub(super) fn answer(uffd: &Uffd, address: usize, fault: &Fault) {
+    // Without the map's lock: a panic has let go of it. The access would only panic again.
+    if *fault == Fault::Broken || *fault == Fault::Failed && mutant::on(Mutant::PoisonUnlocked) {
+        poison(uffd, address);
+    }
+    // What is in no map is being unmapped: the access is repeated, and ends by a signal.
+    uffd.wake(address, PAGE_BYTES);
+}

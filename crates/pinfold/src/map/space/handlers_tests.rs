@@ -1,0 +1,465 @@
+//! Tasks of a handler thread: what they wait for does not hold the thread up.
+
+use std::borrow::Cow;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::core::serve_message;
+use super::fault::Fault;
+use super::handlers::{self, Served};
+use super::vma::Access;
+use crate::access::futures::{Ready, Set};
+use crate::base::mutant::{self, Mutant};
+use crate::mapped::task::Rests;
+use crate::source::{Memory, Source};
+use crate::{AnonMap, Cache, Options, Space, SpaceOptions};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+/// Longer than anything here takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// How often a task without memory rests, and evicts before, until it is taken to get none.
+const RESTS: u64 = 10;
+
+/// Calls of sources that hang until they are let go on.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Whether it is closed, and how many have come to it while it was.
+    state: Mutex<(bool, u64)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += u64::from(state.0);
+        self.changed.notify_all();
+        let open = |state: &mut (bool, u64)| state.0;
+        drop(self.changed.wait_while(state, open).unwrap());
+    }
+
+    fn set_closed(&self, closed: bool) {
+        self.state.lock().unwrap().0 = closed;
+        self.changed.notify_all();
+    }
+
+    fn wait_for_one(&self) {
+        let none = |state: &mut (bool, u64)| state.1 == 0;
+        let waited = self.changed.wait_timeout_while(self.state.lock().unwrap(), LONG, none);
+        assert!(!waited.unwrap().1.timed_out(), "nobody calls the source");
+    }
+}
+
+/// Memory whose reads of one page, and whose writes, pass gates.
+#[derive(Debug)]
+struct Gated {
+    memory: Memory,
+    /// Where the page begins.
+    page: AtomicU64,
+    read: Gate,
+    write: Gate,
+}
+
+impl Gated {
+    fn new(bytes: Vec<u8>) -> Arc<Self> {
+        let (read, write) = Default::default();
+        Arc::new(Gated { memory: Memory::new(bytes), page: AtomicU64::new(0), read, write })
+    }
+}
+
+impl Source for Gated {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.memory.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let page = self.page.load(Ordering::Relaxed);
+        if offset < page + PAGE as u64 && page < offset + buf.len() as u64 {
+            self.read.pass();
+        }
+        self.memory.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write.pass();
+        self.memory.write_at(offset, buf)
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "gated".into()
+    }
+}
+
+/// The tasks of a handler thread, which the test is.
+struct Tasks {
+    set: Set<usize, Served>,
+    rests: Rc<Rests>,
+}
+
+impl Tasks {
+    fn new() -> Self {
+        Tasks { set: Set::of(Ready::new().unwrap()), rests: Rc::default() }
+    }
+
+    /// A fault; its end, if that comes at once.
+    fn begin(&mut self, address: *const u8, access: Access) -> Option<Fault> {
+        let address = address.addr();
+        let task = serve_message(address, access, self.rests.clone());
+        self.set.begin(address, Box::pin(task)).map(|(_, fault)| fault)
+    }
+
+    /// Waits for the end of a task.
+    fn end(&mut self, address: *const u8) -> Fault {
+        self.end_within(address, u64::MAX).expect("no number of rests is too many")
+    }
+
+    /// The same, as long as it rests at most so often.
+    fn end_within(&mut self, address: *const u8, times: u64) -> Option<Fault> {
+        let (since, before) = (Instant::now(), self.rests.times());
+        while self.rests.times() - before < times {
+            assert!(since.elapsed() < LONG, "the task does not end");
+            if let Some((of, fault)) = self.set.next() {
+                assert_eq!(of, address.addr(), "another one has ended");
+                return Some(fault);
+            }
+            self.rests.wake();
+            std::thread::yield_now();
+        }
+        None
+    }
+}
+
+/// Whether a thread, with this mutant, gets to where `body` calls its argument while `gate` is
+/// closed; it is opened then.
+fn passes(mutant: Option<Mutant>, gate: &Gate, body: impl FnOnce(&dyn Fn()) + Send) -> bool {
+    let (sender, passed) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let reached = || sender.send(()).unwrap();
+            mutant::with(mutant, || body(&reached));
+        });
+        // A mutant never gets there, however long it takes.
+        let time = if mutant.is_none() { LONG } else { Duration::from_millis(300) };
+        let passed = passed.recv_timeout(time).is_ok();
+        gate.set_closed(false);
+        passed
+    })
+}
+
+/// Makes a page of a map that is there one that has to be written: zeros are not.
+fn store(address: *const u8) {
+    let word = std::ptr::with_exposed_provenance_mut::<u64>(address.addr());
+    // SAFETY: the page is in a map of the test's, which nobody else uses.
+    unsafe { word.write_volatile(1) };
+}
+
+fn space(cache: &Cache) -> Space {
+    Space::new(cache, SpaceOptions::new().handlers(1)).unwrap()
+}
+
+/// Own memory whose page 9 is in the first slot of the swap, which hangs when it is read.
+fn paged_out() -> (Arc<Gated>, Cache, Space, AnonMap) {
+    let swap = Gated::new(Vec::new());
+    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let space = space(&cache);
+    let map = space.map_anon(4 * MIB).unwrap();
+    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    swap.read.set_closed(true);
+    (swap, cache, space, map)
+}
+
+/// Whether faults of other pages are served while the read of a file's page hangs.
+fn others_are_served_beside_a_read(mutant: Option<Mutant>) -> bool {
+    let source = Gated::new((0..4 * MIB).map(|at| (at / PAGE) as u8).collect());
+    let cache = Cache::new(Options::new(16 * MIB as u64)).unwrap();
+    let file = cache.attach("file", source.clone()).unwrap();
+    let map = space(&cache).map_file(&file, 0..4 * MIB as u64).unwrap();
+    let at = |page: usize| map.as_ptr().wrapping_add(page * PAGE).addr();
+    source.page.store(300 * PAGE as u64, Ordering::Relaxed);
+    source.read.set_closed(true);
+    let (hangs, other) = (at(300), at(700));
+    let passed = passes(mutant, &source.read, |reached| {
+        let mut tasks = Tasks::new();
+        let begun = tasks.begin(std::ptr::without_provenance(hangs), Access::Load);
+        if begun.is_none() {
+            source.read.wait_for_one();
+        }
+        let ended = tasks.begin(std::ptr::without_provenance(other), Access::Load);
+        let other = std::ptr::without_provenance(other);
+        assert_eq!(ended.unwrap_or_else(|| tasks.end(other)), Fault::Served);
+        reached();
+        if begun.is_none() {
+            assert_eq!(tasks.end(std::ptr::without_provenance(hangs)), Fault::Served);
+        }
+    });
+    for page in [300, 700] {
+        let mut byte = [0];
+        assert_eq!(map.read_at(&mut byte, (page * PAGE) as u64).unwrap(), 1);
+        assert_eq!(byte[0], page as u8);
+    }
+    passed
+}
+
+/// The same while a read of the swap hangs.
+fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
+    let (swap, _cache, _space, map) = paged_out();
+    let [hangs, other] = [9, 500].map(|page| map.as_ptr().wrapping_add(page * PAGE).addr());
+    let passed = passes(mutant, &swap.read, |reached| {
+        let hangs = std::ptr::without_provenance(hangs);
+        let mut tasks = Tasks::new();
+        let begun = tasks.begin(hangs, Access::Load);
+        if begun.is_none() {
+            swap.read.wait_for_one();
+        }
+        let other = tasks.begin(std::ptr::without_provenance(other), Access::Store);
+        assert_eq!(other, Some(Fault::Served));
+        // One more that waits for the same page.
+        if begun.is_none() {
+            assert_eq!(tasks.begin(hangs.wrapping_add(8), Access::Load), None);
+        }
+        reached();
+        while begun.is_none() && tasks.set.len() > 0 {
+            tasks.rests.wake();
+            assert!(tasks.set.next().is_none_or(|(_, fault)| fault == Fault::Served));
+            std::thread::yield_now();
+        }
+    });
+    let mut back = [0; PAGE];
+    map.read_at(&mut back, 9 * PAGE).unwrap();
+    assert_eq!(back, [7; PAGE]);
+    passed
+}
+
+/// Whether a fault for which there is no memory leaves the thread alone while what could be evicted
+/// has to be written, and the swap hangs.
+fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
+    let swap = Gated::new(Vec::new());
+    let options = Options::new(8 * MIB as u64).swap_source(swap.clone(), 64 * MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let map = space(&cache).map_anon(16 * MIB).unwrap();
+    let start = map.as_ptr().expose_provenance();
+    swap.page.store(u64::MAX / 2, Ordering::Relaxed); // no page
+    swap.write.set_closed(true);
+    passes(mutant, &swap.write, |reached| {
+        let mut tasks = Tasks::new();
+        let address = |page: usize| std::ptr::without_provenance(start + page * PAGE);
+        let mut is_served = |page: &usize| {
+            let begun = tasks.begin(address(*page), Access::Store);
+            let served = begun.or_else(|| tasks.end_within(address(*page), RESTS)).is_some();
+            if served {
+                store(address(*page));
+            }
+            served
+        };
+        let full = (0..16 * MIB / PAGE).find(|page| !is_served(page));
+        // All of it has had memory only if it was written.
+        let Some(full) = full else { return };
+        assert!(full > MIB / PAGE, "most of it was free");
+        reached();
+        assert_eq!(tasks.end(address(full)), Fault::Served);
+    })
+}
+
+#[test]
+fn other_faults_are_served_while_a_file_is_read() {
+    assert!(others_are_served_beside_a_read(None));
+    assert!(!others_are_served_beside_a_read(Some(Mutant::HandlerBlocks)));
+}
+
+#[test]
+fn other_faults_are_served_while_a_page_comes_from_the_swap() {
+    assert!(others_are_served_beside_a_swap_in(None));
+    assert!(!others_are_served_beside_a_swap_in(Some(Mutant::HandlerBlocks)));
+}
+
+#[test]
+fn who_serves_others_does_not_wait_for_a_page_out() {
+    assert!(nothing_is_written_for_a_task(None));
+    assert!(!nothing_is_written_for_a_task(Some(Mutant::EvictorsWrite)));
+}
+
+/// A map that goes while faults of it wait: another may be at its addresses, so they do not fail.
+#[test]
+fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
+    let (swap, _cache, space, map) = paged_out();
+    let address = map.as_ptr().wrapping_add(9 * PAGE);
+    let mut tasks = Tasks::new();
+    assert_eq!(tasks.begin(address, Access::Load), None);
+    swap.read.wait_for_one();
+    // It waits for the page of the other.
+    assert_eq!(tasks.begin(address, Access::Load), None);
+    drop(map);
+    swap.read.set_closed(false);
+    assert_eq!([tasks.end(address), tasks.end(address)], [Fault::Served, Fault::Served]);
+    assert_eq!((space.stats().failed, space.stats().changed), (0, 2));
+}
+
+/// Two pages of sevens, the second of which cannot be read.
+#[derive(Debug)]
+struct Unreadable;
+
+impl Source for Unreadable {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(2 * PAGE as u64)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if offset + buf.len() as u64 > PAGE as u64 {
+            return Err(io::Error::other("a bad block"));
+        }
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "unreadable".into()
+    }
+}
+
+/// Whether a healthy page can be read after a fault of the map that had its address before has
+/// failed, and is answered late.
+fn is_read_after_a_late_answer(mutant: Option<Mutant>) -> bool {
+    let cache = Cache::new(Options::new(8 * MIB as u64)).unwrap();
+    let bad = cache.attach("bad", Arc::new(Unreadable)).unwrap();
+    let good = cache.attach("good", Arc::new(Memory::new(vec![7; 2 * PAGE]))).unwrap();
+    let space = space(&cache);
+    let whole = 0..2 * PAGE as u64;
+    let map = space.map_file(&bad, whole.clone()).unwrap();
+    let address = map.as_ptr().wrapping_add(PAGE);
+    let fault = mutant::with(mutant, || {
+        let mut tasks = Tasks::new();
+        let begun = tasks.begin(address, Access::Load);
+        begun.unwrap_or_else(|| tasks.end(address))
+    });
+    assert_eq!(fault, Fault::Failed);
+    assert!(space.last_failure().unwrap().to_string().contains("a bad block"));
+    drop(map);
+    // The addresses that are free are given out again; perhaps to another test first.
+    let maps: Vec<_> = (0..1000).map(|_| space.map_file(&good, whole.clone()).unwrap()).collect();
+    let again = maps.iter().find(|map| map.as_ptr().wrapping_add(PAGE) == address);
+    if again.is_none() || !space.serves_system_calls() {
+        return mutant.is_none();
+    }
+    mutant::with(mutant, || handlers::answer(space.uffd(), address.addr(), &fault));
+    // A load would end the process.
+    let (_reader, writer) = io::pipe().unwrap();
+    // SAFETY: the page is in a map, and its bytes do not change.
+    let page = unsafe { std::slice::from_raw_parts(address, PAGE) };
+    rustix::io::write(&writer, page).is_ok()
+}
+
+#[test]
+fn a_late_answer_poisons_no_page_of_another_map() {
+    assert!(is_read_after_a_late_answer(None));
+    assert!(!is_read_after_a_late_answer(Some(Mutant::PoisonUnlocked)));
+}
+
+/// A message that is served when its map has gone, and one of a space that serves itself is there.
+#[test]
+fn a_message_is_not_about_a_map_of_a_space_without_handlers() {
+    let cache = Cache::new(Options::new(8 * MIB as u64)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGE]))).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, 0..PAGE as u64).unwrap();
+    assert_eq!(Tasks::new().begin(map.as_ptr(), Access::Load), Some(Fault::Elsewhere));
+}
+
+#[test]
+fn a_task_without_memory_fails_when_its_patience_is_over() {
+    let mut options = Options::new(8 * MIB as u64); // without a swap
+    options.patience = Duration::from_millis(50);
+    let cache = Cache::new(options).unwrap();
+    let map = space(&cache).map_anon(16 * MIB).unwrap();
+    map.as_ptr().expose_provenance();
+    let address = |page: usize| map.as_ptr().wrapping_add(page * PAGE);
+    let mut tasks = Tasks::new();
+    let mut all = 0..16 * MIB / PAGE;
+    let mut fails = |page: usize| {
+        let begun = tasks.begin(address(page), Access::Store);
+        let fails = begun.unwrap_or_else(|| tasks.end(address(page))) == Fault::Failed;
+        if !fails {
+            store(address(page));
+        }
+        fails
+    };
+    assert!(all.any(&mut fails), "there is no memory for all of it");
+}
+
+/// A handler thread has many tasks: each of these threads waits for a page that hangs.
+#[test]
+fn one_handler_thread_has_many_faults_at_once() {
+    let source = Gated::new(vec![1; 4 * MIB]);
+    let cache = Cache::new(Options::new(16 * MIB as u64)).unwrap();
+    let file = cache.attach("file", source.clone()).unwrap();
+    let map = space(&cache).map_file(&file, 0..4 * MIB as u64).unwrap();
+    map.advise(0..0, crate::Hint::Random).unwrap();
+    source.page.store(300 * PAGE as u64, Ordering::Relaxed);
+    source.read.set_closed(true);
+    let load = |page: usize| {
+        // SAFETY: in the map, whose bytes nobody changes.
+        unsafe { map.as_ptr().wrapping_add(page * PAGE).read_volatile() }
+    };
+    std::thread::scope(|scope| {
+        let hanging: Vec<_> = (0..8).map(|_| scope.spawn(|| load(300))).collect();
+        source.read.wait_for_one();
+        assert_eq!((load(10), load(20)), (1, 1));
+        assert!(hanging.iter().all(|thread| !thread.is_finished()));
+        source.read.set_closed(false);
+        assert!(hanging.into_iter().all(|thread| thread.join().unwrap() == 1));
+    });
+}
+
+/// An access to own memory while another one's swap-in hangs, with one handler thread.
+#[test]
+fn one_handler_thread_serves_own_memory_while_the_swap_hangs() {
+    let (swap, _cache, _space, map) = paged_out();
+    let load = |map: &AnonMap, page: usize| {
+        // SAFETY: in the map, and nobody stores there.
+        unsafe { map.as_ptr().wrapping_add(page * PAGE).read_volatile() }
+    };
+    std::thread::scope(|scope| {
+        let hangs = scope.spawn(|| load(&map, 9));
+        swap.read.wait_for_one();
+        assert_eq!(load(&map, 500), 0);
+        assert!(!hangs.is_finished());
+        swap.read.set_closed(false);
+        assert_eq!(hangs.join().unwrap(), 7);
+    });
+}
+
+#[test]
+fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
+    let mut set = Set::of(Ready::new().unwrap());
+    // A mistake that is made in one of its polls.
+    let panics = |mut polls: u32| {
+        Box::pin(Served::by(std::future::poll_fn(move |context| {
+            polls -= 1;
+            assert!(polls > 0, "a mistake");
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })))
+    };
+    assert!(set.begin(1, panics(2)).is_none());
+    assert!(set.begin(2, panics(1)) == Some((2, Fault::Broken)));
+    let served = Served::by(async { Fault::Served });
+    assert!(set.begin(3, Box::pin(served)) == Some((3, Fault::Served)));
+    assert!(set.next() == Some((1, Fault::Broken)));
+    assert!(set.next().is_none() && set.len() == 0);
+}
+
+/// What README says of faults that wait.
+#[test]
+fn a_fault_that_waits_takes_little_memory() {
+    let bytes = super::core::serve_message(0, Access::Load, std::rc::Rc::default()).bytes();
+    println!("a fault that waits for a handler thread takes {bytes} bytes");
+    assert!(bytes <= 4096, "{bytes}");
+}

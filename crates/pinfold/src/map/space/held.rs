@@ -1,0 +1,166 @@
+//! Bytes of a map that stay there while somebody holds them: for system calls and devices.
+//!
+//! Here: bringing the pages of a range into the mirror, and keeping them there by references. The
+//! kernel maps a page that is in the mirror by itself, also when a system call touches it: so no
+//! such access asks anybody. What the range costs others is bounded: the pages of its folios count
+//! with those of own memory that are held (`anon/hold.rs`).
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use super::anon::HELD_SHARE;
+use crate::access::many;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{ErrorKind, Result};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::lend;
+use crate::mapped::task::{Waiter, now};
+use crate::pages::core::{Core, Held};
+use crate::pages::handle::Handle;
+
+/// How many ranges of a map are held.
+#[derive(Debug, Default)]
+pub(super) struct Holds(AtomicU32);
+
+impl Holds {
+    pub(super) fn are_there(&self) -> bool {
+        // Acquire: pairs with the release in the drop below.
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    /// One more. The caller has the map's lock, and the map can be read.
+    pub(super) fn begin(&self) -> Hold<'_> {
+        self.0.fetch_add(1, Ordering::Relaxed); // under the lock
+        Hold(self)
+    }
+}
+
+/// One of these.
+pub(super) struct Hold<'a>(&'a Holds);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire above. The range is not read after that.
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A range of a map whose pages stay in memory as long as this is there: see
+/// [`Map::hold`](crate::Map::hold).
+///
+/// It is the bytes: they do not change, whatever happens to the file.
+#[must_use = "dropped at once, it holds nothing"]
+pub struct HeldBytes<'a> {
+    bytes: &'a [u8],
+    range: Range<usize>,
+    core: &'a Core,
+    folios: Vec<Held<'a>>,
+    /// How many pages it has claimed of those that may be held.
+    claimed: u32,
+    _hold: Hold<'a>,
+}
+
+impl std::fmt::Debug for HeldBytes<'_> {
+    /// One line: which bytes, and where.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = self.as_ptr();
+        f.debug_struct("HeldBytes").field("range", &self.range).field("at", &at).finish()
+    }
+}
+
+impl<'a> HeldBytes<'a> {
+    /// Holds a range of the map that has the file's bytes from `map_start` on at `at`.
+    ///
+    /// # Safety
+    /// As long as `hold` is borrowed, the map is at `at`, and can be read as long as it is there.
+    pub(super) unsafe fn new(
+        handle: &'a Handle,
+        hold: Hold<'a>,
+        (at, map_start): (*const u8, u64),
+        range: Range<usize>,
+    ) -> Result<Self> {
+        let (core, len) = (&*handle.core, range.len());
+        let (start, end) = (map_start + range.start as u64, map_start + range.end as u64);
+        let first = at.wrapping_add(range.start);
+        // On an error, its drop gives back what it has.
+        let mut held =
+            HeldBytes { bytes: &[], range, core, folios: Vec::new(), claimed: 0, _hold: hold };
+        if len == 0 {
+            return Ok(held);
+        }
+        let pages = start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES as u64);
+        let most = core.frames.frames() / HELD_SHARE;
+        let too_large = |held_pages: u32| {
+            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
+            let (held_bytes, most_bytes) = (bytes(held_pages), bytes(most));
+            let name = handle.mapping.path.clone();
+            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
+            ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
+        };
+        if pages.end - pages.start > u64::from(most) {
+            return Err(too_large(core.pressure.held.pages()).into());
+        }
+        many::will_need(handle, pages.clone());
+        let mut page = pages.start;
+        // Ends: each turn holds a folio.
+        while page < pages.end {
+            let folio = folio_in_mirror(handle, page)?;
+            let identity = folio.frame().identity();
+            let claims = identity.order.frames();
+            core.pressure.held.add(claims, most).map_err(&too_large)?;
+            held.claimed += claims;
+            page = identity.pages().end;
+            if !mutant::on(Mutant::HoldsNothing) {
+                held.folios.push(folio);
+            }
+        }
+        // SAFETY: in the map, of which the caller says that it stays. Its pages are those of folios
+        // with references, whose bytes nobody changes, and which the map shows as long as there are
+        // references.
+        held.bytes = unsafe { std::slice::from_raw_parts(first, len) };
+        Ok(held)
+    }
+
+    /// The range, in bytes from the start of the map.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+/// The folio of `page`, in the mirror as long as what this returns.
+fn folio_in_mirror(handle: &Handle, page: u64) -> Result<Held<'_>> {
+    let since = Instant::now();
+    // Ends: there is a bound for how long an older version is waited for.
+    loop {
+        handle.check_page(page)?;
+        if let Some(held) = now(lend::put(handle, page, Waiter::Thread))? {
+            return Ok(held);
+        }
+        if since.elapsed() > handle.core.options.patience {
+            return Err(lend::older_version(&handle.mapping));
+        }
+        handle.mapping.mirror_of_folios().wait_for_place(&(page..page + 1), lend::NAP);
+    }
+}
+
+impl Deref for HeldBytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl AsRef<[u8]> for HeldBytes<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for HeldBytes<'_> {
+    fn drop(&mut self) {
+        self.folios.clear();
+        self.core.pressure.held.take_back(self.claimed);
+    }
+}

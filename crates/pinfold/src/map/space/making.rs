@@ -1,0 +1,294 @@
+//! `Space`, as a program sees it: where files are mapped into memory, and how their faults are
+//! served.
+
+use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+
+use super::anon_map::AnonMap;
+use super::core::{self, SpaceCore};
+use super::fault::{By, FaultIo, FaultLock, Shared};
+use super::handlers::Handlers;
+use super::map::{self, Map, check_own};
+use super::signal;
+use super::stats::SpaceStats;
+use crate::base::sync::Mutex;
+use crate::cache::Cache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::map::lend::Mapper;
+use crate::mapped::uffd::{Ask, Uffd};
+
+/// The most handler threads of a space.
+const HANDLERS_MAX: usize = 64;
+
+/// Options of a [`Space`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SpaceOptions {
+    lock: FaultLock,
+    io: FaultIo,
+    handlers: usize,
+}
+
+impl SpaceOptions {
+    /// Faults take the lock of their map alone, keep none while they wait for a read, and are
+    /// served by the thread that faults.
+    pub fn new() -> Self {
+        SpaceOptions::default()
+    }
+
+    /// Which lock a fault takes again once its page was read.
+    #[must_use]
+    pub fn lock(mut self, lock: FaultLock) -> Self {
+        self.lock = lock;
+        self
+    }
+
+    /// What a fault does with its lock while its page is read.
+    #[must_use]
+    pub fn io(mut self, io: FaultIo) -> Self {
+        self.io = io;
+        self
+    }
+
+    /// How many threads of the space serve faults: up to 64; more are taken for 64. 0, which is the
+    /// default: none, and each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a
+    /// fault"). A few are enough, however many faults wait for reads.
+    #[must_use]
+    pub fn handlers(mut self, threads: usize) -> Self {
+        self.handlers = threads.min(HANDLERS_MAX);
+        self
+    }
+}
+
+/// Where files of one cache are mapped into the program's memory, and where the program has memory
+/// of its own under the cache's budget: plain pointers into files that may be larger than the
+/// budget ([`map_file`](Self::map_file)), and memory that can be stored to and is written to a swap
+/// where others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
+///
+/// ```
+/// # use pinfold::{Cache, Options, source::Memory};
+/// use pinfold::{Space, SpaceOptions};
+///
+/// # let cache = Cache::new(Options::new(8 << 20))?;
+/// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+/// let space = Space::new(&cache, SpaceOptions::new())?;
+/// let map = space.map_file(&file, 0..file.len())?;
+/// // SAFETY: nobody changes the file, and its bytes can be read.
+/// let bytes = unsafe { map.as_slice() };
+/// assert_eq!(bytes[99_999], 7);
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+///
+/// An access to a page that is in memory for maps costs what memory costs: the kernel maps it, and
+/// all maps of a file share it. An access to another page is a *fault*: it waits until the page was
+/// read from its file, or from the swap, as a call of [`File::read_at`] would. What follows is true
+/// of both kinds of memory; [`AnonMap`] has what else is to be known of own memory.
+///
+/// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
+/// handle is dropped. As long as the space or one of its maps exists, 2 MiB of the budget are
+/// reserved for maps.
+///
+/// # Who serves a fault
+///
+/// - **The thread that faults**, by default. The kernel sends it SIGBUS, whose handler reads the
+///   page as if the access were a call of the cache; then the access is repeated. A miss costs what
+///   a miss of `read_at` costs, and a few microseconds. The first space of the process installs the
+///   handler; what is not a fault of a map goes to the handler that was there before. A program
+///   that installs a handler for SIGBUS later, and not while a space is being made, has to pass
+///   signals on in the same way. If it goes
+///   back to the default action, or to the handler that was there before, no map can be accessed
+///   until the next space is made, which installs the handler again.
+///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process. It
+///     needs 4 KiB of its stack, and what the kernel puts there for a signal; sources are called on
+///     a stack of 2 MiB.
+///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
+///     `write` from a map, use [`Map::hold`], or handler threads.
+///   - No access may happen where the thread could not call the cache: in a signal handler, for
+///     example, or under a lock of a source that reads for the cache.
+/// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
+///   kernel. It costs two switches of threads for each fault. A handler thread waits for no read
+///   (but with [`FaultIo::Hold`]): the cache's ring reads, or its threads. So one handler is enough
+///   for any number of faults that wait; more of them share the work of copying pages and evicting.
+///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
+///   seconds, in which no read ends. Nothing of the above concerns such a space: system
+///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
+///   ([`serves_system_calls`](Self::serves_system_calls)). But who waits for a page there waits for
+///   threads of the cache, so it must have nothing that these need:
+///   - A signal handler may access a map, as the cache's threads block the signals that a program
+///     is sent. But not one that may have interrupted its thread in a call of the cache or of the
+///     allocator, whose locks that thread has: it would wait for itself. So block such a signal in
+///     those calls, or have it handled by a thread that makes none.
+///   - A [`Source`](crate::source::Source) must not access maps of such a space: all threads that
+///     read for sources could then wait for pages that only they read.
+///
+/// However faults are served, Rust's global allocator must not have its memory in a map: to serve a
+/// fault takes an allocation. An allocator that the program alone calls may.
+///
+/// # A page that cannot be read
+///
+/// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
+/// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
+/// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
+/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`, or until the
+/// cache evicts pages near it. [`Map::read_at`] returns an error instead.
+///
+/// # Forking
+///
+/// Maps are not inherited: an access in a forked child ends it, by SIGSEGV. Calls fail with
+/// [`ErrorKind::Forked`]; a child may make a cache and a space of its own.
+#[derive(Clone)]
+pub struct Space {
+    core: Arc<SpaceCore>,
+}
+
+// As for `Cache`.
+impl UnwindSafe for Space {}
+impl RefUnwindSafe for Space {}
+
+impl std::fmt::Debug for Space {
+    /// One line; [`Space::stats`] has the rest.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Shared { lock, io, .. } = &self.core.shared;
+        f.debug_struct("Space").field("lock", lock).field("io", io).finish_non_exhaustive()
+    }
+}
+
+impl Space {
+    /// A space without maps, for files of `cache`, which it keeps alive.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from
+    /// its budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system refuses one, or the
+    /// kernel is too old (handler threads need Linux 6.6): the message says what to do.
+    /// [`ErrorKind::SignalHandler`] if the handler of SIGBUS cannot be installed; with handler
+    /// threads [`ErrorKind::Thread`] or [`ErrorKind::Eventfd`] if they cannot be started.
+    /// [`ErrorKind::Forked`] in a forked child.
+    pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
+        cache.core().check_owner()?;
+        let mapper = Mapper::new(cache.core())?;
+        let SpaceOptions { lock, io, handlers } = options;
+        let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
+        let uffd = Arc::new(Uffd::open(ask)?);
+        let handlers = match handlers {
+            0 => {
+                let installed = signal::install();
+                installed.map_err(|why| ErrorKind::SignalHandler { cause: Arc::new(why) })?;
+                None
+            }
+            n => Some(Handlers::start(n, &uffd, core::serve_message)?),
+        };
+        let by = if handlers.is_none() { By::Signal } else { By::Message };
+        let shared = Shared::new(lock, io, by);
+        let (cache, last_failure) = (cache.clone(), Mutex::new(None));
+        let proc = std::sync::OnceLock::new();
+        let core = SpaceCore { shared, last_failure, uffd, proc, handlers, cache, _mapper: mapper };
+        Ok(Space { core: Arc::new(core) })
+    }
+
+    /// Maps the bytes `range` of `file`, for reading. The range begins at a multiple of 4096, and
+    /// ends with or before the file. Nothing is read.
+    ///
+    /// The file stays open as long as the map. The map is a handle of its own: readahead is told
+    /// from its faults alone. Any number of maps may have the same pages; a page that is cached
+    /// once is in memory once.
+    ///
+    /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
+    /// whole pieces of 2 MiB of address space. The first map of a file also takes a descriptor, and
+    /// addresses for twice the file's length, from 1 GiB to 64 GiB; accesses beyond these take 4 GiB
+    /// for each 4 GiB of the file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
+    /// refuses (`ENOMEM`: the process has as many VMAs as `vm.max_map_count` allows, or no more
+    /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
+    /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
+    /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
+    /// it (`EFBIG`: `ulimit -f`; `EMFILE`: the process has no descriptor left), no addresses, or no
+    /// memory; [`ErrorKind::Userfaultfd`] if the first map of the cache gets none for the cache's
+    /// own view; [`ErrorKind::Forked`] in a forked child.
+    pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
+        Map::new(&self.core, file, range)
+    }
+
+    /// Anonymous memory of `len` bytes under the cache's budget, which can be paged out
+    /// ([`AnonMap`]): zeros that can be read and stored to. Nothing takes memory before it is
+    /// touched.
+    ///
+    /// Own memory of all maps together can have nearly all of the budget at once: all but 2 MiB, or
+    /// all but a 16th where that is more. The rest is the frame table, index nodes, and what the
+    /// cache keeps free. Without a swap, no more than that can be stored to.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
+    /// let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let memory = space.map_anon(32 << 20)?;
+    /// memory.write_at(b"hello", 20 << 20)?;
+    /// memory.page_out(0..memory.len())?;
+    /// let mut back = [0; 5];
+    /// memory.read_at(&mut back, 20 << 20)?;
+    /// assert_eq!(&back, b"hello");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// Cost: some eight system calls; outside of the budget, 4 bytes for each 2 MiB of addresses
+    /// (which stay for other maps), 16 for each 64 MiB, and 4 for each page of those 64 MiB in
+    /// which something was stored. It takes a VMA of the kernel's, two at most, and whole pieces of
+    /// 2 MiB of address space.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`:
+    /// it has no write protection by userfaultfd; it does not tell which pages are protected, which
+    /// `x86_64` does since Linux 5.14; `/proc` is not mounted, or the process may not read
+    /// `/proc/self/pagemap`, as after a change of its user (`PR_SET_DUMPABLE`); `ENOMEM`: it
+    /// does not have so many addresses, or so much memory for what is kept of each page);
+    /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
+    pub fn map_anon(&self, len: usize) -> Result<AnonMap> {
+        AnonMap::anonymous(&self.core, len)
+    }
+
+    /// A private view of the bytes `range` of `file`: memory that has the file's bytes until it is
+    /// stored to. The file is never changed. Pages that were not stored to are read from the file
+    /// when they are touched, through the cache, and copied; when they leave memory nothing is
+    /// written. What was stored to goes to the swap ([`AnonMap`]).
+    ///
+    /// If somebody else changes the file, a page that was not stored to may have old or new bytes.
+    ///
+    /// Cost: as [`map_anon`](Self::map_anon). A page takes budget twice after its first access,
+    /// until the cache evicts the file's own copy.
+    ///
+    /// # Errors
+    /// As [`map_anon`](Self::map_anon) and [`map_file`](Self::map_file).
+    pub fn map_private(&self, file: &File, range: Range<u64>) -> Result<AnonMap> {
+        check_own(&self.core.cache, file)?;
+        map::check(file, &range)?;
+        AnonMap::private(&self.core, file, &range)
+    }
+
+    /// What has happened so far. All zeros in a forked child.
+    pub fn stats(&self) -> SpaceStats {
+        let here = self.core.cache.core().owner.is_here();
+        if here { self.core.shared.counters.report() } else { SpaceStats::default() }
+    }
+
+    /// The error of the last access to any of its maps that failed. `None` in a forked child.
+    pub fn last_failure(&self) -> Option<Error> {
+        let here = self.core.cache.core().owner.is_here();
+        here.then(|| self.core.last_failure.lock().clone()).flatten()
+    }
+
+    /// What its handler threads answer by.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn uffd(&self) -> &Uffd {
+        &self.core.uffd
+    }
+
+    /// Whether system calls that touch absent pages wait for them. False without handler threads;
+    /// and with them, if the process has no privilege for it: root, `vm.unprivileged_userfaultfd`,
+    /// or access to `/dev/userfaultfd`.
+    pub fn serves_system_calls(&self) -> bool {
+        self.core.uffd.serves_system_calls()
+    }
+}

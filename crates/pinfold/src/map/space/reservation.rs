@@ -1,0 +1,79 @@
+//! Addresses that a map has for itself.
+//!
+//! Reserving whole granules, and giving them back. What is mapped there is `map.rs`'s and `anon/`'s
+//! business.
+
+use std::ops::Range;
+use std::{io, ptr};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::index::GRANULE_BYTES;
+use crate::frames::PAGE_BYTES;
+
+/// Addresses of this process that the system gives nobody else: whole granules. Unmapped when it is
+/// dropped.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    pub(super) start: *mut u8,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: it owns the addresses, and gives nothing else away.
+unsafe impl Send for Reservation {}
+// SAFETY: as above; a shared one only tells where it is.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES).ok_or_else(too_large)?;
+        let reserve = |bytes| {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: new addresses, without access.
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags) }
+        };
+        // Linux aligns what may have huge pages, from 6.7 on.
+        let start: *mut u8 = reserve(bytes)?.cast();
+        let first = Reservation { start, bytes };
+        if start.addr().is_multiple_of(GRANULE_BYTES) {
+            return Ok(first);
+        }
+        drop(first);
+        let more = bytes.checked_add(GRANULE_BYTES).ok_or_else(too_large)?;
+        let start: *mut u8 = reserve(more)?.cast();
+        let before = start.addr().next_multiple_of(GRANULE_BYTES) - start.addr();
+        let aligned = start.wrapping_add(before);
+        drop(Reservation { start, bytes: before });
+        let after = GRANULE_BYTES - before;
+        drop(Reservation { start: aligned.wrapping_add(bytes), bytes: after });
+        Ok(Reservation { start: aligned, bytes })
+    }
+
+    pub(super) fn addresses(&self) -> Range<usize> {
+        self.start.addr()..self.start.addr() + self.bytes
+    }
+
+    /// The addresses of the pages of a range of the file.
+    pub(super) fn pages(&self, range: &Range<u64>) -> Range<usize> {
+        self.start.addr()..self.start.addr() + bytes_of(range).next_multiple_of(PAGE_BYTES)
+    }
+
+    pub(super) fn unmap(&self) {
+        if self.bytes > 0 {
+            // SAFETY: this value's own addresses, which nobody uses any more.
+            let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
+            debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.unmap();
+    }
+}
+
+fn bytes_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+}

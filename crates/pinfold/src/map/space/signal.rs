@@ -1,0 +1,252 @@
+//! The SIGBUS handler, by which a thread serves its own faults.
+//!
+//! Here: installing it, telling its own signals from others', and passing those on to the handler
+//! that was there before.
+//!
+//! # What it may do
+//!
+//! The signal comes from an access to a map, at the instruction that makes it, and the handler runs
+//! in that thread before the access is repeated. So it is as if the program had called a function
+//! there: what the thread holds, it would hold in that function, too. Where a call of
+//! [`File::read_at`](crate::File::read_at) would be in order, the access is: the handler takes the
+//! cache's locks, allocates, and waits for a read. It is no asynchronous signal, which meets a
+//! thread anywhere. From that follows what a program must not do: access a map where it may not
+//! call the cache. The cache itself never accesses a map while it holds a lock.
+//!
+//! Of the thread's own stack it takes little: the fault is served on another one (`stacks.rs`).
+//!
+//! # Which signals are its own
+//!
+//! Those that the kernel sent for an address of a map (`BUS_ADRERR`), if the page can be brought.
+//! All others go to the handler that was there when this one was installed: signals that a process
+//! sent, memory errors of the hardware, addresses that no map has, and pages whose read failed.
+//! Where there was no handler, the process ends by the signal, as it would without this one.
+//!
+//! A handler that the program installs later is before this one, and has to pass on what is not its
+//! own in the same way. So where a new space finds such a handler, it installs nothing: if this one
+//! were before that, each would pass on to the other for ever. Where it finds the default action,
+//! or what was there at first, this handler is installed again.
+//!
+//! A handler that gets a signal that is not its own may go back to the default action and return,
+//! as that of Rust's standard library does, so that the access that is repeated ends the process.
+//! If a process sent the signal, there is no such access, and this handler is installed again: the
+//! next signal that is sent ends the process, and accesses to maps go on. But one that another
+//! thread makes in between, while there is no handler, ends the process.
+
+use std::ffi::{c_int, c_void};
+// Not from `crate::base::sync`: no model has signals.
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{io, mem, ptr};
+
+use super::core;
+use super::fault::Fault;
+use super::stacks::on_own_stack;
+use super::vma::Access;
+use crate::base::guarded::guarded;
+
+/// `BUS_ADRERR`: there is no such address behind the access.
+const NO_ADDRESS: c_int = 2;
+
+/// What was there before. Null: this handler was never installed.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// The actions without a handler. Statics, as a signal handler must not allocate.
+static DEFAULT: libc::sigaction = action(libc::SIG_DFL, 0);
+static IGNORE: libc::sigaction = action(libc::SIG_IGN, 0);
+
+const fn action(handler: libc::sighandler_t, flags: c_int) -> libc::sigaction {
+    // SAFETY: all zeros are a `sigaction`: no handler, no flags, no signal blocked.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = flags;
+    action
+}
+
+/// Sees to it that signals get to this handler.
+///
+/// There is no lock: a child that was forked in the middle of one would wait for ever. Threads that
+/// come at once all install it; the first of them stores what was there before.
+pub(super) fn install() -> io::Result<()> {
+    let now = change(None)?;
+    if now.sa_sigaction == address_of_handler() || put_back(&now) {
+        return Ok(());
+    }
+    // Acquire: pairs with the release below.
+    let before = BEFORE.load(Ordering::Acquire);
+    // SAFETY: null, or never freed.
+    match unsafe { before.as_ref() } {
+        None => {
+            let now = Box::into_raw(Box::new(now));
+            // Release: pairs with the acquire in `pass_on`. It is there before the handler is.
+            let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+            if BEFORE.compare_exchange(ptr::null_mut(), now, success, failure).is_err() {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(now) });
+            }
+        }
+        Some(before) if before.sa_sigaction == now.sa_sigaction => {}
+        Some(_) => return Ok(()), // the program's own, which passes on to this one
+    }
+    install_over()
+}
+
+fn install_over() -> io::Result<()> {
+    // Not on the alternate stack, though it has room for it: a handler of the program that gets what
+    // is passed on may have been written for the thread's own. The signal is not blocked
+    // meanwhile: a source may read another map.
+    let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+    change(Some(&action(address_of_handler(), flags))).map(drop)
+}
+
+/// If this handler was there, and `now` there is none, installs it again, and says so. Nothing is
+/// allocated, and there is no lock: called by the handler, too.
+fn put_back(now: &libc::sigaction) -> bool {
+    let plain = match now.sa_sigaction {
+        libc::SIG_DFL => &DEFAULT,
+        libc::SIG_IGN => &IGNORE,
+        _ => return false,
+    };
+    if BEFORE.load(Ordering::Relaxed).is_null() {
+        return false; // it was never installed
+    }
+    // Release: pairs with the acquire in `pass_on`. Who has the old one uses that.
+    BEFORE.store(ptr::from_ref(plain).cast_mut(), Ordering::Release);
+    install_over().is_ok()
+}
+
+fn address_of_handler() -> libc::sighandler_t {
+    (on_sigbus as *const ()).addr()
+}
+
+/// Installs an action, if one is given, and returns the one before.
+fn change(to: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    let mut before = DEFAULT;
+    let to = to.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: both point to such structs, or nowhere; what is installed is this file's handler, or
+    // what the process started with.
+    match unsafe { libc::sigaction(libc::SIGBUS, to, &raw mut before) } {
+        0 => Ok(before),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The handler.
+unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    // SAFETY: the kernel's, for this call.
+    let info_of = unsafe { &*info };
+    // SAFETY: a SIGBUS of the kernel has an address; of another one it is not looked at.
+    let at = || unsafe { info_of.si_addr() }.addr();
+    // SAFETY: as above.
+    let access = || unsafe { access(context) };
+    // SAFETY: as above.
+    let alternate = || unsafe { (*context.cast::<libc::ucontext_t>()).uc_stack };
+    let is_ours = info_of.si_code == NO_ADDRESS && serves(at(), access(), &alternate());
+    if !is_ours {
+        // SAFETY: what the kernel has given, passed on.
+        unsafe { pass_on(signal, info, context) };
+    }
+    // The instruction before the access may have been a call that sets it.
+    // SAFETY: always there.
+    let own = unsafe { libc::__errno_location() };
+    // SAFETY: this thread's own.
+    unsafe { *own = errno };
+}
+
+/// Whether the access to `address` can be repeated. `alternate` is the thread's alternate stack.
+fn serves(address: usize, access: Access, alternate: &libc::stack_t) -> bool {
+    // A panic, which is a mistake of this crate's, is an access that fails.
+    let serve = || guarded("a fault", || Ok(core::serve_signal(address, access)));
+    matches!(on_own_stack(alternate, serve), Ok(Fault::Served))
+}
+
+/// What the access did that the kernel has stopped. Where the processor's report is not understood,
+/// it may have been a store.
+///
+/// # Safety
+/// `context` is what the kernel gave the handler.
+unsafe fn access(context: *const c_void) -> Access {
+    // SAFETY: the caller's promise: it points to such a struct.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    #[cfg(target_arch = "x86_64")]
+    {
+        /// The bit of a page fault's error code that says that it was a write.
+        const WRITE: i64 = 1 << 1;
+        let code = context.uc_mcontext.gregs[libc::REG_ERR as usize];
+        if code & WRITE == 0 { Access::Load } else { Access::Store }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        Access::Store
+    }
+}
+
+/// Does what would have been done without this handler.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // Acquire: pairs with the release in `install`.
+    let before = BEFORE.load(Ordering::Acquire);
+    // SAFETY: stored before this handler was installed, and never freed.
+    let before = unsafe { &*before };
+    // SAFETY: as in `on_sigbus`. What a process sends has no positive code.
+    let was_sent = unsafe { (*info).si_code } <= 0;
+    match before.sa_sigaction {
+        libc::SIG_IGN if was_sent => {}
+        // The kernel heeds neither a handler that returns nor an ignored signal when an access
+        // cannot be made: without the handler, the repeated access ends the process.
+        libc::SIG_DFL | libc::SIG_IGN => {
+            let _ = change(Some(&DEFAULT)); // cannot fail: the signal has a number that exists
+            if was_sent {
+                // SAFETY: ends the process.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        handler => {
+            // SAFETY: the mask that the handler wants, and the thread's own again afterwards.
+            unsafe { with_mask(before, signal, || call(before, handler, signal, info, context)) };
+            if was_sent && let Ok(now) = change(None) {
+                put_back(&now);
+            }
+        }
+    }
+}
+
+/// Calls a handler as the kernel would.
+fn call(
+    action: &libc::sigaction,
+    handler: libc::sighandler_t,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    type Handler = unsafe extern "C" fn(c_int);
+    type HandlerOfInfo = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+    let handler: *const () = ptr::with_exposed_provenance(handler);
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: the flag says what kind of function it is.
+        let handler = unsafe { mem::transmute::<*const (), HandlerOfInfo>(handler) };
+        // SAFETY: with what the kernel has given.
+        unsafe { handler(signal, info, context) };
+    } else {
+        // SAFETY: as above.
+        let handler = unsafe { mem::transmute::<*const (), Handler>(handler) };
+        // SAFETY: as above.
+        unsafe { handler(signal) };
+    }
+}
+
+/// Runs `body` with the signals blocked that `action` wants to be.
+unsafe fn with_mask(action: &libc::sigaction, signal: c_int, body: impl FnOnce()) {
+    let mut blocked = action.sa_mask;
+    if action.sa_flags & libc::SA_NODEFER == 0 {
+        // SAFETY: a set of this function's, and a signal that exists.
+        unsafe { libc::sigaddset(&raw mut blocked, signal) };
+    }
+    // SAFETY: an empty set is one.
+    let mut own: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: both are sets of this function's.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut own) };
+    body();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const own, ptr::null_mut()) };
+}

@@ -1,0 +1,296 @@
+//! The record of one map, with its lock and its generation.
+//!
+//! Here: what a fault has to know of a map, who may change that, and the table of all records of
+//! the process. Not here: how a fault uses it (`fault.rs`), and how an address leads to it
+//! (`index.rs`).
+//!
+//! # States
+//!
+//! | state | `taken` | the body | how it goes on |
+//! |---|---|---|---|
+//! | free | 0 | nothing is mapped | [`Table::claim`]: claimed |
+//! | claimed | 1 | nothing is mapped; one thread has the record | [`Vma::change`] with a map: mapped; [`Table::release`]: free |
+//! | mapped | 1 | an address range, and the file behind it | [`Vma::change`] with a map: mapped, a further generation; with none: claimed |
+//!
+//! The body is behind a lock: faults read under it, and whoever changes the map writes under it.
+//! Each change is one more generation. So a fault that let go of the lock, and has it again, knows
+//! by the generation whether the map is still what it was.
+//!
+//! A record is never freed, and stays a record: whoever has an old number of it takes the lock of a
+//! record, and finds that the address is not in its range.
+
+use std::ops::Range;
+
+use super::stats::{Waited, Waits, read, write};
+use crate::base::mutant::{self, Mutant};
+#[cfg(not(loom))]
+use crate::base::sync::{AtomicPtr, AtomicU32, Ordering};
+use crate::base::sync::{RwLock, RwLockReadGuard};
+
+/// What a fault has to know of a map whose pages are found behind `T`.
+#[derive(Debug)]
+pub(crate) struct Mapped<T> {
+    /// The addresses of its pages.
+    pub(crate) addresses: Range<usize>,
+    /// The page of the file at the first address.
+    pub(crate) first_page: u64,
+    pub(crate) target: T,
+}
+
+impl<T> Mapped<T> {
+    /// The page of the file at `address`, if that is in the map.
+    pub(crate) fn page_at(&self, address: usize) -> Option<u64> {
+        let inside = self.addresses.contains(&address) || mutant::on(Mutant::FaultAnyRange);
+        let at = address.wrapping_sub(self.addresses.start) / crate::frames::PAGE_BYTES;
+        inside.then(|| self.first_page + at as u64)
+    }
+}
+
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It loads, or it is not known to store.
+    Load,
+    Store,
+}
+
+/// What an access wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) page: u64,
+    pub(crate) access: Access,
+    /// The address of the map's first page, and the pages of the file that it has. They hold as
+    /// long as the map's lock is held, or was taken again in the same generation.
+    pub(crate) start: usize,
+    pub(crate) pages: Range<u64>,
+}
+
+/// What the lock of a record guards.
+#[derive(Debug)]
+pub(crate) struct Body<T> {
+    pub(crate) generation: u64,
+    pub(crate) mapped: Option<Mapped<T>>,
+}
+
+impl<T> Body<T> {
+    /// What is behind `address`, and what an access to it wants, if the address is in the map.
+    pub(crate) fn at(&self, address: usize) -> Option<(&T, Wanted)> {
+        let mapped = self.mapped.as_ref()?;
+        let pages = (mapped.addresses.len() / crate::frames::PAGE_BYTES) as u64;
+        let pages = mapped.first_page..mapped.first_page + pages;
+        let (page, start) = (mapped.page_at(address)?, mapped.addresses.start);
+        Some((&mapped.target, Wanted { page, access: Access::Load, start, pages }))
+    }
+}
+
+/// The record of one map.
+#[derive(Debug)]
+pub(crate) struct Vma<T> {
+    body: RwLock<Body<T>>,
+}
+
+impl<T> Vma<T> {
+    pub(crate) fn new() -> Self {
+        Vma { body: RwLock::new(Body { generation: 0, mapped: None }) }
+    }
+
+    /// Its body, for reading, and how long that took.
+    pub(crate) fn read(&self) -> (RwLockReadGuard<'_, Body<T>>, Waited) {
+        read(&self.body)
+    }
+
+    /// Changes the map by `change`, while no fault reads the record. The generation is another one
+    /// afterwards, whatever `change` does.
+    pub(crate) fn change<R>(
+        &self,
+        waits: &Waits,
+        change: impl FnOnce(&mut Option<Mapped<T>>) -> R,
+    ) -> R {
+        let (mut body, waited) = write(&self.body);
+        waits.note(waited);
+        body.generation += 1;
+        change(&mut body.mapped)
+    }
+}
+
+/// Begins a map, whose record the caller has claimed: `publish` makes the index lead to it, before
+/// any fault can read the record. Returns what `publish` does.
+pub(crate) fn begin<T, R>(
+    vma: &Vma<T>,
+    waits: &Waits,
+    mapped: Mapped<T>,
+    publish: impl FnOnce() -> R,
+) -> R {
+    vma.change(waits, |slot| {
+        *slot = Some(mapped);
+        publish()
+    })
+}
+
+/// Ends a map: `clear` takes it out of the index and the address space while no fault reads its
+/// record, `release` gives the record back after that. Returns what was mapped.
+pub(crate) fn end<T>(
+    vma: &Vma<T>,
+    waits: &Waits,
+    clear: impl FnOnce(&Mapped<T>),
+    release: impl FnOnce(),
+) -> Option<Mapped<T>> {
+    let mut release = Some(release);
+    let mut release = || release.take().map(|release| release());
+    if mutant::on(Mutant::UnmapReleasesFirst) {
+        release();
+    }
+    let mapped = vma.change(waits, |mapped| {
+        mapped.as_ref().map(clear);
+        mapped.take()
+    });
+    release();
+    mapped
+}
+
+/// Records that are made at a time.
+#[cfg(not(loom))]
+const CHUNK: usize = 64;
+
+/// The most such chunks. A map takes two of the kernel's VMAs or three, of which a process has
+/// 65,530 unless `vm.max_map_count` was raised.
+#[cfg(not(loom))]
+const CHUNKS: usize = 1 << 12;
+
+/// The most records of a process.
+#[cfg(not(loom))]
+pub(super) const RECORDS_MAX: usize = CHUNK * CHUNKS;
+
+/// All records of the process, for all of its spaces: whoever faults has nothing but an address.
+///
+/// There is no lock, so that a child of fork(2) finds none locked for ever. It never uses a record
+/// of its parent's, which another thread may have been reading at the fork: chunks know in which
+/// process they were made.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    chunks: [AtomicPtr<Chunk<T>>; CHUNKS],
+    /// Where to look for a free record first.
+    hint: AtomicU32,
+}
+
+#[cfg(not(loom))]
+#[derive(Debug)]
+struct Chunk<T> {
+    birth: crate::base::fork::Birth,
+    records: [(AtomicU32, Vma<T>); CHUNK],
+}
+
+#[cfg(not(loom))]
+impl<T> Table<T> {
+    #[allow(clippy::large_stack_arrays, reason = "the process's, and that of a test")]
+    pub(crate) const fn new() -> Self {
+        Table {
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            hint: AtomicU32::new(0),
+        }
+    }
+
+    /// The record with that number. `None` if this process has made none.
+    pub(crate) fn get(&self, number: u32) -> Option<&Vma<T>> {
+        self.record(number).map(|(_, vma)| vma)
+    }
+
+    fn record(&self, number: u32) -> Option<&(AtomicU32, Vma<T>)> {
+        let chunk = self.chunk(number as usize / CHUNK)?;
+        chunk.birth.is_here().then(|| &chunk.records[number as usize % CHUNK])
+    }
+
+    fn chunk(&self, at: usize) -> Option<&Chunk<T>> {
+        // Acquire: pairs with the release in `make`.
+        let chunk = self.chunks.get(at)?.load(Ordering::Acquire);
+        // SAFETY: null, or what `make` has leaked.
+        unsafe { chunk.as_ref() }
+    }
+
+    /// A free record, and its number. `None` if all are taken.
+    pub(crate) fn claim(&self) -> Option<(u32, &Vma<T>)> {
+        // Relaxed: a hint.
+        let first = self.hint.load(Ordering::Relaxed) as usize / CHUNK;
+        let chunks = (first..CHUNKS).chain(0..first);
+        chunks.filter_map(|at| Some((at, self.chunk(at).or_else(|| self.make(at))?))).find_map(
+            |(at, chunk)| {
+                let mut records = chunk.records.iter().enumerate();
+                let here = chunk.birth.is_here();
+                let (slot, (_, vma)) = records.find(|(_, (taken, _))| here && take(taken))?;
+                Some(((at * CHUNK + slot) as u32, vma))
+            },
+        )
+    }
+
+    /// Makes a chunk where there is none.
+    fn make(&self, at: usize) -> Option<&Chunk<T>> {
+        let records = std::array::from_fn(|_| (AtomicU32::new(0), Vma::new()));
+        let chunk =
+            Box::into_raw(Box::new(Chunk { birth: crate::base::fork::Birth::here(), records }));
+        // Release: pairs with the acquire in `chunk`.
+        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+        if self.chunks[at].compare_exchange(std::ptr::null_mut(), chunk, success, failure).is_err()
+        {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(chunk) });
+        }
+        self.chunk(at)
+    }
+
+    /// Gives back a record of which nothing is mapped.
+    pub(crate) fn release(&self, number: u32) {
+        if let Some((taken, _)) = self.record(number) {
+            // Release: pairs with the acquire in `take`. What its last user did comes before.
+            taken.store(0, Ordering::Release);
+            self.hint.store(number, Ordering::Relaxed); // a hint
+        }
+    }
+}
+
+/// Whether the record was free, and is the caller's now.
+#[cfg(not(loom))]
+fn take(taken: &AtomicU32) -> bool {
+    // Acquire: pairs with the release in `Table::release`.
+    taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_one_threads_until_it_is_given_back() {
+        let table = Table::<()>::new();
+        let claimed: Vec<_> = std::thread::scope(|scope| {
+            let claim = || (0..100).map(|_| table.claim().unwrap().0).collect::<Vec<_>>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut distinct = claimed.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 400);
+        table.release(claimed[17]);
+        assert_eq!(table.claim().unwrap().0, claimed[17]);
+        assert!(table.get(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn each_change_is_another_generation() {
+        let (vma, waits) = (Vma::<u8>::new(), Waits::default());
+        let generation = |vma: &Vma<u8>| vma.read().0.generation;
+        let before = generation(&vma);
+        vma.change(&waits, |_| ());
+        assert_ne!(generation(&vma), before);
+    }
+
+    #[test]
+    fn the_page_at_an_address_counts_from_the_first() {
+        let mapped = Mapped { addresses: 0x20_0000..0x20_3000, first_page: 7, target: () };
+        assert_eq!(mapped.page_at(0x20_0000), Some(7));
+        assert_eq!(mapped.page_at(0x20_2fff), Some(9));
+        assert_eq!(mapped.page_at(0x20_3000), None);
+        assert_eq!(mapped.page_at(0x1f_ffff), None);
+    }
+}

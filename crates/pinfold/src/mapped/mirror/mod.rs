@@ -1,0 +1,576 @@
+//! A file's mirror: memory outside of the arena in which each page has its own offset in the file,
+//! so that it can be mapped. It is a memfd.
+//!
+//! Has the memfd, the cache's own view of it, and who owns which place of it. Which folios are put
+//! there is decided in `lend.rs`, and when they go in `freeze` and `reclaim`.
+//!
+//! # Present means up to date
+//!
+//! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
+//! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
+//! view: the kernel copies to a page that nobody sees, and adds it to the file with its bytes. So
+//! the kernel itself may map whatever it finds, and a fault on a page that is absent is the only
+//! one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was tried,
+//! and why write(2) does not promise this.
+//!
+//! # States of a place, the bytes of a folio's pages
+//!
+//! | state | the index has there | in the memfd | owner |
+//! |---|---|---|---|
+//! | free | no mirrored folio | nothing | none |
+//! | claimed | a folio in the arena | nothing, then all of its bytes | the thread that lends ([`Claim`]) |
+//! | lent | a mirrored folio | all of its bytes | the folio |
+//! | leaving | anything | its last folio's bytes | the thread that evicted that ([`Leaving`]) |
+//! | left over | anything | the bytes of a folio that left the file while it was used | that folio |
+//!
+//! | from | to | step | by |
+//! |---|---|---|---|
+//! | free | claimed | [`Mirror::claim`] | `lend.rs` |
+//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `freeze/lend.rs` |
+//! | claimed | free | hole punched; then the claim ends | a lender that finds the folio gone |
+//! | lent | free | hole punched under the `change` mutex under which the folio leaves the index | migration to the arena |
+//! | lent | leaving | under the `change` mutex under which the folio leaves the index | eviction |
+//! | leaving | free | hole punched, without the mutex | eviction |
+//! | lent | left over | under the `change` mutex | `freeze/drop.rs` |
+//! | left over | free | hole punched when the last user gives the folio back | [`Leftovers::end`] |
+//!
+//! A folio gets into the index under that mutex, and a lender claims before it copies: so nobody
+//! copies to a place that another folio owns, and no hole is punched under a later owner.
+//!
+//! Who drops what the file does not have any more waits until no place is claimed or leaving
+//! ([`Mirror::settle`]): no access that comes later finds the bytes of either.
+//!
+//! The cache's view is read under a reference to a mirrored folio alone. It is registered for
+//! missing pages, as all maps are: a read of another page would be a SIGBUS, and make none.
+
+mod shown;
+mod view;
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate, memfd_create};
+
+use crate::base::limits::check_file_end;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Condvar, Mutex, between_steps};
+use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::uffd::Uffd;
+pub(crate) use shown::{Showings, Shown};
+use view::View;
+pub(crate) use view::prepare;
+
+/// How often a copy takes pages that are not its own out of its place before it gives up.
+const STRAYS_MAX: u32 = 16;
+
+/// On how many condition variables threads sleep that wait for places.
+const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
+
+/// The mirror of one file.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    fd: OwnedFd,
+    uffd: Arc<Uffd>,
+    view: View,
+    /// The memfd's length.
+    bytes: Mutex<u64>,
+    /// Places that are not the index's.
+    owned: Mutex<Places>,
+    /// The owned place with number n becomes free: the one with number n modulo their number is
+    /// notified. So few threads are woken that wait for another one.
+    freed: [Condvar; BEDS],
+    punching: Mutex<()>,
+    /// Where maps have it; not the view.
+    pub(crate) shown: Showings,
+    seen_by: Arc<SeenBy>,
+}
+
+/// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other
+/// processes keep their descriptor for ever, and can make pages of zeros, which a map would show.
+// Not from `crate::base::sync`: no protocol of pages rests on it.
+#[derive(Debug, Default)]
+struct SeenBy(AtomicU32);
+
+/// Other processes.
+const CLIENTS: u32 = u32::MAX;
+
+/// What the system did not do, and its error.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) what: &'static str,
+    pub(crate) cause: io::Error,
+}
+
+/// What is [`Refused`] where there are no addresses.
+const RESERVE: &str = "reserve addresses";
+
+/// The right to map a mirror in this process.
+#[derive(Debug)]
+pub(crate) struct MayMap(Arc<SeenBy>);
+
+#[derive(Debug, Default)]
+struct Places {
+    all: Vec<Owned>,
+    /// How many there have been.
+    count: u64,
+}
+
+/// A place that is claimed, leaving, or left over.
+#[derive(Debug)]
+struct Owned {
+    pages: Range<u64>,
+    by: By,
+    number: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread that lends or evicts, and is done soon.
+    Step,
+    /// A folio, as long as it is used.
+    Folio,
+}
+
+/// The right to put bytes to a place. Dropped once the place has its owner in the index, or is
+/// free.
+#[derive(Debug)]
+#[must_use = "dropped at once, it claims nothing"]
+pub(crate) struct Claim<'a> {
+    mirror: &'a Mirror,
+    pages: Range<u64>,
+}
+
+impl Mirror {
+    /// A mirror of a file of `len_bytes` bytes; all of it is free.
+    ///
+    /// # Errors
+    /// The system gives no memfd of that length, or no address space.
+    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self, Refused> {
+        let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
+        let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)
+            // Who is given a descriptor for reading could open it anew for writing.
+            .and_then(|fd| fchmod(&fd, Mode::RUSR).map(|()| fd))
+            .map_err(Refused::to("make a memory file"))?;
+        set_len(fd.as_fd(), bytes)?;
+        let view = View::new(fd.as_fd(), bytes, uffd).map_err(Refused::to(RESERVE))?;
+        let owned = Mutex::new(Places::default());
+        let freed = std::array::from_fn(|_| Condvar::new());
+        let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
+        let (punching, shown) = (Mutex::new(()), Showings::new());
+        let seen_by = Arc::default();
+        Ok(Mirror { fd, uffd, view, bytes, owned, freed, punching, shown, seen_by })
+    }
+
+    /// The right to map it, for a map of the program. `None`: other processes may have it.
+    pub(crate) fn map(&self) -> Option<MayMap> {
+        let more = |maps: u32| maps.checked_add(1).filter(|&maps| maps != CLIENTS);
+        self.seen_by.change(more).then(|| MayMap(self.seen_by.clone()))
+    }
+
+    /// From now on other processes may have it. False: the program maps it.
+    pub(crate) fn give_out(&self) -> bool {
+        self.seen_by.change(|maps| (maps == 0 || maps == CLIENTS).then_some(CLIENTS))
+    }
+
+    /// The memfd. To be mapped shared and read-only, and never where a child inherits it.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Makes it at least so many bytes long. They are asked for under the lock: the file may be
+    /// growing.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), Refused> {
+        let mut is = self.bytes.lock();
+        let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
+        if *is < bytes {
+            set_len(self.fd.as_fd(), bytes)?;
+            *is = bytes;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the cache's view has the folio that begins at `page`, which is to be lent.
+    ///
+    /// # Errors
+    /// There are no addresses for it.
+    pub(crate) fn reach(&self, page: u64) -> Result<(), Refused> {
+        let reached = self.view.reach(self.fd(), page << PAGE_SHIFT, &self.uffd);
+        reached.map_err(Refused::to(RESERVE))
+    }
+
+    /// The address of a page, for who has a reference to the mirrored folio that has it, or a claim
+    /// to its place.
+    pub(crate) fn address(&self, page: u64) -> *mut u8 {
+        self.view.address(page << PAGE_SHIFT)
+    }
+
+    /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
+    pub(crate) fn claim(&self, pages: Range<u64>) -> Option<Claim<'_>> {
+        let mut owned = self.owned.lock();
+        if owned.has_any_of(&pages) && !mutant::on(Mutant::ClaimBlindly) {
+            return None;
+        }
+        owned.add(pages.clone(), By::Step);
+        Some(Claim { mirror: self, pages })
+    }
+
+    /// The places of folios that are evicted, in the order of the file, under the `change` mutex
+    /// under which they leave the index. Two of them become one with the pages between, where
+    /// `is_free` says that no folio has its place there: to take out one place costs an interrupt,
+    /// however long it is.
+    pub(crate) fn leave(
+        &self,
+        mut places: Vec<Range<u64>>,
+        mut is_free: impl FnMut(&Range<u64>) -> bool,
+    ) -> Leaving<'_> {
+        let mut owned = self.owned.lock();
+        join(&mut places, |gap| {
+            let others = owned.has_any_of(gap) || !is_free(gap);
+            gap.is_empty() || !others || mutant::on(Mutant::JoinsOverOthers)
+        });
+        if !mutant::on(Mutant::LeavesUnowned) {
+            for pages in &places {
+                owned.add(pages.clone(), By::Step);
+            }
+        }
+        Leaving { mirror: self, places }
+    }
+
+    /// Waits until none of the places of `pages` is claimed or leaving that is so now. What is
+    /// claimed later is claimed for a folio that is in the index later.
+    pub(crate) fn settle(&self, pages: &Range<u64>) {
+        let mut owned = self.owned.lock();
+        let later = owned.count;
+        let waits_for = |it: &Owned| it.by == By::Step && it.number < later && it.overlaps(pages);
+        // Ends: each of these threads is done soon, and then notifies.
+        while let Some(it) = owned.all.iter().find(|it| waits_for(it))
+            && !mutant::on(Mutant::SettlesAtOnce)
+        {
+            owned = self.freed[it.bed()].wait(owned);
+        }
+    }
+
+    /// Whether some of it is claimed or leaving.
+    pub(crate) fn is_unsettled(&self, pages: &Range<u64>) -> bool {
+        self.owned.lock().all.iter().any(|it| it.by == By::Step && it.overlaps(pages))
+    }
+
+    /// Whether some of it is claimed, leaving, or left over.
+    pub(crate) fn is_taken(&self, pages: &Range<u64>) -> bool {
+        self.owned.lock().has_any_of(pages)
+    }
+
+    /// Whether maps show a page of a folio that has left the file, and that somebody uses.
+    pub(crate) fn shows_left_over(&self, page: u64) -> bool {
+        let owned = self.owned.lock();
+        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        // The file may have ended before it, when the folio was read.
+        owned.all.iter().any(is_of) && self.has(page) && !mutant::on(Mutant::LeftOverAwaited)
+    }
+
+    /// Whether the memfd has the page.
+    fn has(&self, page: u64) -> bool {
+        let at = page << PAGE_SHIFT;
+        // Nobody uses the descriptor's position.
+        let data = rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Data(at));
+        data.is_ok_and(|data| data == at)
+    }
+
+    /// Sleeps until the place of `pages` is free, at most for `nap`.
+    pub(crate) fn wait_for_place(&self, pages: &Range<u64>, nap: Duration) {
+        let since = Instant::now();
+        let mut owned = self.owned.lock();
+        // Ends: when the time is up; in a model, where none passes, at once.
+        while let Some(it) = owned.all.iter().find(|it| it.overlaps(pages))
+            && let left = nap.saturating_sub(since.elapsed())
+            && !left.is_zero()
+        {
+            owned = self.freed[it.bed()].wait_timeout(&self.owned, owned, left);
+            if cfg!(any(loom, shuttle)) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the pages out of the memfd, and so out of every mapping of it.
+    ///
+    /// # Panics
+    /// If the system refuses: the bytes would stay, outside of the budget.
+    pub(crate) fn punch(&self, pages: Range<u64>) {
+        between_steps();
+        let (at, bytes) = (pages.start << PAGE_SHIFT, (pages.end - pages.start) << PAGE_SHIFT);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = rustix::io::retry_on_intr(|| fallocate(&self.fd, flags, at, bytes));
+        assert!(punched.is_ok(), "no hole of {bytes} bytes at {at} in a mirror: {punched:?}");
+    }
+
+    /// How many bytes of it are there. Feature `testing`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn bytes_in_memory(&self) -> u64 {
+        let blocks = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks);
+        blocks.cast_unsigned() * 512
+    }
+
+    /// What a map shows of a page, if the page is there; and whether it belongs to a folio that has
+    /// left the file. For models.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn shown<R>(&self, page: u64, tell: impl FnOnce(&[u8], bool) -> R) -> Option<R> {
+        let owned = self.owned.lock();
+        // From here on no other thread of the model runs, until the mutex is released.
+        let (at, mut there) = (self.address(page), 0);
+        // SAFETY: the range is the view's, and the call writes one byte.
+        let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut there) };
+        assert_eq!(told, 0, "a view can be asked what is there");
+        if there & 1 == 0 {
+            return None;
+        }
+        // SAFETY: the page is there.
+        let bytes = unsafe { std::slice::from_raw_parts(at, PAGE_BYTES) };
+        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        Some(tell(bytes, owned.all.iter().any(is_of)))
+    }
+
+    /// Whether no place is claimed, leaving or left over. For models.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn is_free(&self) -> bool {
+        self.owned.lock().all.is_empty()
+    }
+
+    fn disown(&self, places: &[Range<u64>], by: By) {
+        let mut owned = self.owned.lock();
+        let mut beds = 0_u32;
+        for pages in places {
+            let is_it = |other: &Owned| other.by == by && other.pages == *pages;
+            let at = owned.all.iter().position(is_it).expect("it was owned");
+            let it = owned.all.swap_remove(at);
+            beds |= 1 << it.bed();
+        }
+        drop(owned);
+        for (n, freed) in self.freed.iter().enumerate() {
+            if beds >> n & 1 == 1 {
+                freed.notify_all();
+            }
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// Puts `bytes` bytes from `from` on to the beginning of the place. What is left of the last
+    /// page is zeros. With `shown` that has the place, the pages are mapped there at once.
+    ///
+    /// # Errors
+    /// The system has no memory. Then some of the pages may be there.
+    ///
+    /// # Safety
+    /// The bytes can be read, and no thread changes them meanwhile. Nobody unmaps `shown`.
+    pub(crate) unsafe fn copy(
+        &self,
+        from: *const u8,
+        bytes: usize,
+        shown: Option<&Shown<'_>>,
+    ) -> io::Result<()> {
+        debug_assert!(bytes as u64 <= (self.pages.end - self.pages.start) << PAGE_SHIFT);
+        between_steps();
+        let whole = bytes / PAGE_BYTES * PAGE_BYTES;
+        // SAFETY: the caller's promises.
+        unsafe { self.copy_pages(0, from, whole, shown) }?;
+        if whole < bytes {
+            let mut last = [0; PAGE_BYTES];
+            let rest = from.wrapping_add(whole);
+            // SAFETY: the caller's promise.
+            let rest = unsafe { std::slice::from_raw_parts(rest, bytes - whole) };
+            last[..rest.len()].copy_from_slice(rest);
+            // SAFETY: the bytes are this thread's; of the map the caller says it.
+            unsafe { self.copy_pages(whole, last.as_ptr(), PAGE_BYTES, shown) }?;
+        }
+        Ok(())
+    }
+
+    /// Puts whole pages at `at` bytes from the beginning of the place.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy).
+    unsafe fn copy_pages(
+        &self,
+        at: usize,
+        from: *const u8,
+        bytes: usize,
+        shown: Option<&Shown<'_>>,
+    ) -> io::Result<()> {
+        if mutant::on(Mutant::CopyByWrite) {
+            let offset = (self.pages.start << PAGE_SHIFT) + at as u64;
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(from, bytes) };
+            let fd = std::fs::File::from(self.mirror.fd.try_clone()?);
+            return std::os::unix::fs::FileExt::write_all_at(&fd, bytes, offset);
+        }
+        let view = (&*self.mirror.uffd, self.mirror.address(self.pages.start));
+        let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
+        let mut through = shown.unwrap_or(view);
+        let (mut done, mut strays) = (0, 0);
+        // Ends: each turn copies a page at least, takes out strays, a bounded number of times, or is
+        // the one that goes over to the view.
+        while done < bytes {
+            let ((uffd, place), from) = (through, from.wrapping_add(done));
+            // SAFETY: the place is claimed; of bytes and map the caller says it.
+            match unsafe { uffd.copy(place.wrapping_add(at + done), from, bytes - done) } {
+                Ok(copied) => done += copied,
+                // The page may be poisoned in the map.
+                Err(_) if through.1 != view.1 => through = view,
+                // Another process that has the memfd made a page there, of zeros, and more of them
+                // perhaps: all that is left of the place is taken out.
+                Err(cause) if is_there(&cause) && strays < STRAYS_MAX => {
+                    strays += 1;
+                    let page = self.pages.start + ((at + done) / PAGE_BYTES) as u64;
+                    let one = mutant::on(Mutant::StraysOneByOne);
+                    self.mirror.punch(page..if one { page + 1 } else { self.pages.end });
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what was written: the place is free once the claim ends.
+    pub(crate) fn punch(&self) {
+        self.mirror.punch(self.pages.clone());
+    }
+}
+
+impl SeenBy {
+    fn change(&self, to: impl FnMut(u32) -> Option<u32>) -> bool {
+        // Relaxed, here and in the drop: a number alone.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to).is_ok()
+    }
+}
+
+impl Drop for MayMap {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.mirror.disown(std::slice::from_ref(&self.pages), By::Step);
+    }
+}
+
+/// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out
+/// of the memfd, and the places are free.
+#[derive(Debug)]
+#[must_use = "the pages are there until it is dropped"]
+pub(crate) struct Leaving<'a> {
+    mirror: &'a Mirror,
+    places: Vec<Range<u64>>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !mutant::on(Mutant::EvictKeepsPages) {
+            // One thread at a time, asleep meanwhile: in the kernel they would spin for the memfd.
+            let _punching = self.mirror.punching.lock();
+            for place in &self.places {
+                self.mirror.punch(place.clone());
+            }
+        }
+        if !mutant::on(Mutant::LeavesUnowned) {
+            self.mirror.disown(&self.places, By::Step);
+        }
+    }
+}
+
+impl Places {
+    fn add(&mut self, pages: Range<u64>, by: By) {
+        self.all.push(Owned { pages, by, number: self.count });
+        self.count += 1;
+    }
+
+    fn has_any_of(&self, pages: &Range<u64>) -> bool {
+        self.all.iter().any(|other| other.overlaps(pages))
+    }
+}
+
+impl Owned {
+    fn bed(&self) -> usize {
+        self.number as usize % BEDS
+    }
+
+    fn overlaps(&self, pages: &Range<u64>) -> bool {
+        self.pages.start < pages.end && pages.start < self.pages.end
+    }
+}
+
+/// Makes one of two places where that says so of the pages between. They are in the order of the
+/// file.
+pub(crate) fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
+    places.dedup_by(|next, one| {
+        let joined = joins(&(one.end..next.start));
+        if joined {
+            one.end = next.end;
+        }
+        joined
+    });
+}
+
+fn is_there(cause: &io::Error) -> bool {
+    cause.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
+}
+
+/// Makes a memfd `bytes` long.
+fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refused> {
+    let done = check_file_end(bytes).and_then(|()| Ok(ftruncate(fd, bytes)?));
+    done.map_err(Refused::to("make the memory file as long as the file"))
+}
+
+impl Refused {
+    pub(crate) fn to<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |cause| Refused { what, cause: cause.into() }
+    }
+}
+
+/// Mirrored folios that left their file while they were used: their places stay theirs.
+#[derive(Debug)]
+pub(crate) struct Leftovers(Mutex<HashMap<u32, Place>>);
+
+/// Pages of a mirror.
+type Place = (Arc<Mirror>, Range<u64>);
+
+impl Leftovers {
+    pub(crate) fn new() -> Self {
+        Leftovers(Mutex::new(HashMap::new()))
+    }
+
+    /// The folio at `head` leaves its file. Call it under the `change` mutex.
+    pub(crate) fn begin(&self, head: FrameNumber, mirror: &Arc<Mirror>, pages: Range<u64>) {
+        mirror.owned.lock().add(pages.clone(), By::Folio);
+        let before = self.0.lock().insert(head.0, (mirror.clone(), pages));
+        debug_assert!(before.is_none(), "{head:?} has left two files");
+    }
+
+    /// The folio at `head` is about to be freed.
+    pub(crate) fn end(&self, head: FrameNumber) {
+        let left = self.0.lock().remove(&head.0);
+        if let Some((mirror, pages)) = left {
+            let places = [pages];
+            if mutant::on(Mutant::LeftoverDisownsFirst) {
+                mirror.disown(&places, By::Folio);
+                mirror.punch(places[0].clone());
+                return;
+            }
+            mirror.punch(places[0].clone());
+            mirror.disown(&places, By::Folio);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+pub(crate) mod tests;

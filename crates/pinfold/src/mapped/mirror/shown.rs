@@ -1,0 +1,190 @@
+//! Where maps of this process show pages of a mirror.
+//!
+//! Here: the addresses; taking pages out of the page tables there, and asking which are in them.
+//! Not here: what an access does (`space/`), when pages leave (`reclaim/`).
+//!
+//! A page that is taken out of the page tables alone stays in the memfd: the kernel maps it again by
+//! itself at the next access. So what is mapped again some time later was used, which nothing else
+//! tells a program of its own memory.
+//!
+//! The addresses are there as long as they are known here: whoever unmaps them says so first.
+
+use std::ops::Range;
+
+use crate::base::sync::Mutex;
+use crate::frames::{Order, PAGE_BYTES, PAGE_SHIFT, give_back};
+use crate::mapped::pagemap::{Entry, Pagemap};
+use crate::mapped::uffd::Uffd;
+
+/// Where a map has pages of a file.
+#[derive(Debug)]
+pub(crate) struct Shown<'a> {
+    pub(crate) uffd: &'a Uffd,
+    pub(crate) pages: Range<u64>,
+    /// The address of the first.
+    pub(crate) start: usize,
+}
+
+impl Shown<'_> {
+    /// The address of the first of `pages`, if it has all of them.
+    pub(super) fn address(&self, pages: &Range<u64>) -> Option<*mut u8> {
+        let has_all = self.pages.start <= pages.start && pages.end <= self.pages.end;
+        let at = (pages.start.wrapping_sub(self.pages.start) << PAGE_SHIFT) as usize;
+        has_all.then(|| std::ptr::with_exposed_provenance_mut(self.start + at))
+    }
+}
+
+/// The addresses of one mirror.
+#[derive(Debug)]
+pub(crate) struct Showings(Mutex<Vec<Showing>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Showing {
+    start: usize,
+    pages: Range<u64>,
+}
+
+impl Showing {
+    fn end(&self) -> usize {
+        self.address(self.pages.end)
+    }
+
+    fn address(&self, page: u64) -> usize {
+        self.start + ((page - self.pages.start) << PAGE_SHIFT) as usize
+    }
+
+    /// The addresses of those of `pages` that it has, and the first of these.
+    fn part(&self, pages: &Range<u64>) -> Option<(Range<usize>, u64)> {
+        let (first, end) = (pages.start.max(self.pages.start), pages.end.min(self.pages.end));
+        (first < end).then(|| (self.address(first)..self.address(end), first))
+    }
+}
+
+impl Showings {
+    pub(super) fn new() -> Self {
+        Showings(Mutex::new(Vec::new()))
+    }
+
+    /// A map shows pages from `page` on at these addresses.
+    pub(crate) fn begin(&self, addresses: &Range<usize>, page: u64) {
+        let pages = page..page + (addresses.len() / PAGE_BYTES) as u64;
+        self.0.lock().push(Showing { start: addresses.start, pages });
+    }
+
+    /// These addresses will be unmapped: when this returns, no thread uses them here.
+    pub(crate) fn end(&self, addresses: &Range<usize>) {
+        let mut all = self.0.lock();
+        let mut kept = Vec::with_capacity(all.len());
+        for it in all.drain(..) {
+            let page_at = |at: usize| it.pages.start + ((at - it.start) >> PAGE_SHIFT) as u64;
+            let (from, to) = (addresses.start.max(it.start), addresses.end.min(it.end()));
+            if from >= to {
+                kept.push(it);
+                continue;
+            }
+            let before = Showing { start: it.start, pages: it.pages.start..page_at(from) };
+            let after = Showing { start: to, pages: page_at(to)..it.pages.end };
+            kept.extend([before, after].into_iter().filter(|rest| !rest.pages.is_empty()));
+        }
+        *all = kept;
+    }
+
+    /// The addresses, and the pages that are there.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn all(&self) -> Vec<(usize, Range<u64>)> {
+        self.0.lock().iter().map(|it| (it.start, it.pages.clone())).collect()
+    }
+
+    /// Takes `pages` out of the page tables of all maps. Best effort: what the system keeps looks
+    /// used.
+    ///
+    /// Cost: for each map a system call, and an interrupt to each processor that runs the program.
+    pub(crate) fn unmap(&self, pages: &Range<u64>) {
+        for showing in self.0.lock().iter() {
+            if let Some((part, _)) = showing.part(pages) {
+                let at = std::ptr::with_exposed_provenance_mut(part.start);
+                // SAFETY: a part of a shared mapping, whose pages the mirror keeps; it is there as
+                // long as the mutex is held.
+                let _ = unsafe { give_back(at, part.len()) };
+            }
+        }
+    }
+
+    /// Which of these folios some map has in its page table, in their order, which is that of the
+    /// file. None where the system does not tell. An address that is unmapped meanwhile says what is
+    /// there then.
+    ///
+    /// Cost: two system calls, and for each map that shows some of them one for those that lie within
+    /// 2 MiB.
+    pub(crate) fn mapped(&self, folios: &[Range<u64>]) -> Vec<bool> {
+        let mut mapped = vec![false; folios.len()];
+        let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return mapped };
+        let shows_some = |it: &&Showing| it.part(&(first.start..last.end)).is_some();
+        let showings: Vec<_> = self.0.lock().iter().filter(shows_some).cloned().collect();
+        if showings.is_empty() {
+            return mapped;
+        }
+        // Opened anew each time, as a forked child would find its parent's.
+        let Ok(pagemap) = Pagemap::open() else { return mapped };
+        let mut rest = 0..folios.len();
+        // Ends: no folio is longer than what is looked at together.
+        while !rest.is_empty() {
+            let end = folios[rest.start].start + PAGES_MAX as u64;
+            let n = folios[rest.clone()].iter().take_while(|it| it.end <= end).count();
+            let together = rest.start..rest.start + n;
+            for showing in &showings {
+                note(&pagemap, showing, &folios[together.clone()], &mut mapped[together.clone()]);
+            }
+            rest.start += n;
+        }
+        mapped
+    }
+}
+
+const PAGES_MAX: usize = Order::MAX.frames() as usize;
+
+/// Says which of these folios, all within `PAGES_MAX` pages, are mapped there.
+fn note(pagemap: &Pagemap, showing: &Showing, folios: &[Range<u64>], mapped: &mut [bool]) {
+    let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return };
+    let Some((addresses, first)) = showing.part(&(first.start..last.end)) else { return };
+    let Ok(entries) = pagemap.entries(&addresses) else { return };
+    let is_present = |page: u64| {
+        let entry = page.checked_sub(first).and_then(|n| entries.get(n as usize));
+        entry.copied().is_some_and(Entry::is_present)
+    };
+    for (folio, mapped) in folios.iter().zip(mapped) {
+        *mapped |= folio.clone().any(is_present);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    fn showings(all: &[(usize, Range<u64>)]) -> Showings {
+        let showings = Showings::new();
+        for (start, pages) in all {
+            let bytes = (pages.end - pages.start) as usize * PAGE_BYTES;
+            showings.begin(&(*start..*start + bytes), pages.start);
+        }
+        showings
+    }
+
+    #[test]
+    fn what_ends_is_taken_out_of_what_began() {
+        const AT: usize = 1 << 30;
+        let page = |n: usize| AT + n * PAGE_BYTES;
+        let of = |ended: Range<usize>| {
+            let showings = showings(&[(AT, 10..20), (1 << 31, 15..17)]);
+            showings.end(&ended);
+            showings.all()
+        };
+        let other = (1 << 31, 15..17);
+        assert_eq!(of(page(20)..page(30)), [(AT, 10..20), other.clone()]);
+        assert_eq!(of(AT - 99 * PAGE_BYTES..page(99)), std::slice::from_ref(&other));
+        assert_eq!(of(page(7)..page(12)), [(AT, 10..17), other.clone()]);
+        assert_eq!(of(AT..page(3)), [(page(3), 13..20), other.clone()]);
+        assert_eq!(of(page(2)..page(5)), [(AT, 10..12), (page(5), 15..20), other]);
+        assert_eq!(of(AT..1 << 40), []);
+    }
+}

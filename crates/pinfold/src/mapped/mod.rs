@@ -1,0 +1,23 @@
+//! What the cache proper knows of mapped memory: where the bytes of a mirrored folio are, where own
+//! memory goes, and how a fault is waited for. Which maps there are, and how faults are served, is
+//! `map/`.
+//!
+//! It stands on `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows below it.
+//!
+//! ```text
+//! mirror/   the memfd of one file: which places are whose, which maps show it
+//! swap/     where own memory goes that is paged out: slots, the states of a page
+//! pieces    pieces of mirrors that wait to be evicted
+//! recent    what mapped accesses brought last, kept for a while
+//! task      waiting for a fault: by a thread in place, or by a task of a handler
+//! uffd/     a userfaultfd: registering, copying, waking, poisoning
+//! pagemap   what the kernel's page table has at an address
+//! ```
+
+pub(crate) mod mirror;
+pub(crate) mod pagemap;
+pub(crate) mod pieces;
+pub(crate) mod recent;
+pub(crate) mod swap;
+pub(crate) mod task;
+pub(crate) mod uffd;

@@ -1,0 +1,410 @@
+//! The swap: where pages of the program's own memory are while they are not in memory.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
+//! | `slots.rs` | which slots are free |
+//! | `pages.rs` | the states of a page, and the protocol of a page-out |
+//!
+//! Which pages go there is decided in `reclaim`; `space/anon/` moves them. Nothing here knows of
+//! files or folios.
+
+pub(crate) mod pages;
+pub(crate) mod slots;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+// Not from `crate::base::sync`: counters.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+use crate::base::guarded::guarded;
+use crate::base::limits::check_file_end;
+use crate::frames::PAGE_BYTES;
+use crate::options::SwapPlace;
+use crate::source::{
+    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, find, is_refusal,
+    read_later,
+};
+use pages::Unused;
+use slots::{SLOTS_MAX, Slot, Slots};
+
+/// What has happened to a cache's swap, and what is in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SwapStats {
+    /// The bytes that it can hold.
+    pub total_bytes: u64,
+    /// The bytes that it holds.
+    pub used_bytes: u64,
+    /// Pages written to it.
+    pub pages_written: u64,
+    /// Writes, each of one or more pages.
+    pub writes: u64,
+    /// Pages read from it.
+    pub pages_read: u64,
+    /// Reads, each of one or more pages.
+    pub reads: u64,
+    /// Pages that left memory without a write: they were all zeros.
+    pub zeros: u64,
+    /// Page-outs that were given up, because the page was stored to meanwhile.
+    pub stored_meanwhile: u64,
+    /// How often a page was to be written and stayed in memory because the swap was full. A page
+    /// counts each time.
+    pub full: u64,
+    /// Writes that failed: their pages stayed in memory.
+    pub write_errors: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Why the last of them failed.
+    pub last_error: Option<String>,
+}
+
+/// The swap of one cache.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    source: Arc<dyn Source>,
+    /// The same source, for reads that tasks wait for.
+    backing: Backing,
+    slots: Slots,
+    pub(crate) counters: Counters,
+    last_error: crate::base::sync::locks::Mutex<Option<String>>,
+    rest: crate::base::sync::locks::Mutex<Rest>,
+}
+
+/// How long a swap is left alone that failed or was full: who waits for memory tries again and
+/// again. From the first time to the last it grows, until a write succeeds.
+const REST_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(100);
+
+/// How often its file is allocated, where signals interrupt that.
+const TRIES_MAX: u32 = 100;
+
+const INTERRUPTED: rustix::io::Result<()> = Err(rustix::io::Errno::INTR);
+
+/// Why a swap is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A write failed.
+    Failed,
+    /// There was no slot. It ends when there is one.
+    Full,
+}
+
+/// Since when a swap is left alone, and for how long.
+#[derive(Debug, Default)]
+struct Rest {
+    now: Option<(Instant, Why)>,
+    takes: Duration,
+}
+
+impl Rest {
+    fn lasts(&self) -> bool {
+        self.now.is_some_and(|(since, _)| since.elapsed() < self.takes)
+    }
+}
+
+/// What is counted. Nothing depends on the order of these.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) pages_written: AtomicU64,
+    writes: AtomicU64,
+    pages_read: AtomicU64,
+    reads: AtomicU64,
+    pub(crate) zeros: AtomicU64,
+    pub(crate) stored_meanwhile: AtomicU64,
+    pub(crate) full: AtomicU64,
+    write_errors: AtomicU64,
+    read_errors: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed); // a count
+}
+
+impl Swap {
+    /// A swap of `bytes` bytes, rounded down to whole pages.
+    ///
+    /// # Errors
+    /// It is less than a page; the file cannot be made, or its file system has no room.
+    pub(crate) fn new(place: &SwapPlace, bytes: u64, engine: &Arc<Engine>) -> io::Result<Self> {
+        let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
+        if slots == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
+        }
+        let (source, backing) = match place {
+            SwapPlace::Source(source) => {
+                (source.clone(), Backing::new(source.clone(), engine.clone()))
+            }
+            SwapPlace::Dir(dir) => {
+                let opened = make(dir, u64::from(slots) * PAGE_BYTES as u64, engine)?;
+                (opened.source.clone(), Backing::of_file(opened, engine.clone()))
+            }
+        };
+        if source.alignment() > PAGE_BYTES {
+            return Err(io::Error::other("its alignment is above 4096"));
+        }
+        let (counters, last_error, rest) = Default::default();
+        Ok(Swap { source, backing, slots: Slots::new(slots), counters, last_error, rest })
+    }
+
+    /// Its slots.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Gives back a slot that is of no more use.
+    pub(crate) fn give(&self, Unused(slot): Unused) {
+        if let Some(slot) = slot {
+            self.slots.give(slot);
+        }
+    }
+
+    /// Writes pages to adjacent slots, from `first` on. An extent has one or more.
+    pub(crate) fn write(&self, first: Slot, pages: &[Extent<'_>]) -> io::Result<()> {
+        let write = || self.source.write_extents_at(offset(first), pages);
+        let done = guarded("write_extents_at", write);
+        add(&self.counters.writes, 1);
+        match &done {
+            Ok(()) => {
+                let bytes: usize = pages.iter().map(Extent::bytes).sum();
+                add(&self.counters.pages_written, (bytes / PAGE_BYTES) as u64);
+                *self.rest.lock() = Rest::default();
+            }
+            Err(why) => {
+                self.slots.pass_over(first);
+                self.rest(Why::Failed);
+                add(&self.counters.write_errors, 1);
+                self.remember(why);
+            }
+        }
+        done
+    }
+
+    /// It is left alone for a while. Who finds the same meanwhile does not make that longer.
+    pub(crate) fn rest(&self, why: Why) {
+        let mut rest = self.rest.lock();
+        if !rest.lasts() {
+            rest.takes = (rest.takes * 2).clamp(REST_MIN, REST_MAX);
+            rest.now = Some((Instant::now(), why));
+        } else if let (Some((_, before)), Why::Failed) = (&mut rest.now, why) {
+            *before = why; // a slot does not end it
+        }
+    }
+
+    /// Whether it is left alone now.
+    pub(crate) fn rests(&self) -> bool {
+        let rest = self.rest.lock();
+        let has_slots = || self.slots.free() > 0;
+        rest.lasts() && !matches!(rest.now, Some((_, Why::Full)) if has_slots())
+    }
+
+    /// Whether pages that are handed to it may get there now.
+    pub(crate) fn takes_pages(&self) -> bool {
+        self.slots.free() > 0 && !self.rests()
+    }
+
+    /// Reads adjacent slots, from `first` on.
+    pub(crate) fn read(&self, first: Slot, to: &mut [u8]) -> io::Result<()> {
+        let bytes = to.len();
+        let read = || self.source.read_extents_at(offset(first), &[Extent::of(to)]);
+        self.was_read(bytes, guarded("read_extents_at", read))
+    }
+
+    /// The same for a task: into the first `bytes` bytes of a buffer, which comes back.
+    ///
+    /// # Errors
+    /// As [`read_later`].
+    pub(crate) async fn read_later(
+        &self,
+        first: Slot,
+        to: AlignedBuffer,
+        bytes: usize,
+    ) -> (AlignedBuffer, io::Result<()>) {
+        let (to, done) = read_later(&self.backing, offset(first), to, bytes).await;
+        let done = match done {
+            Err(refused) if is_refusal(&refused) => Err(refused),
+            done => self.was_read(bytes, done),
+        };
+        (to, done)
+    }
+
+    fn was_read(&self, bytes: usize, done: io::Result<usize>) -> io::Result<()> {
+        let done = done.and_then(|got| match got {
+            got if got == bytes => Ok(()),
+            // The source ends there, though all of it was written.
+            got => Err(io::Error::other(format!("the swap gave {got} bytes of {bytes}"))),
+        });
+        add(&self.counters.reads, 1);
+        match &done {
+            Ok(()) => add(&self.counters.pages_read, (bytes / PAGE_BYTES) as u64),
+            Err(why) => {
+                add(&self.counters.read_errors, 1);
+                self.remember(why);
+            }
+        }
+        done
+    }
+
+    fn remember(&self, why: &io::Error) {
+        *self.last_error.lock() = Some(why.to_string());
+    }
+
+    /// What has happened to it so far.
+    pub(crate) fn stats(&self) -> SwapStats {
+        let page = PAGE_BYTES as u64;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (all, free) = (self.slots.all(), self.slots.free());
+        let counters = &self.counters;
+        SwapStats {
+            total_bytes: u64::from(all) * page,
+            used_bytes: u64::from(all - free) * page,
+            pages_written: count(&counters.pages_written),
+            writes: count(&counters.writes),
+            pages_read: count(&counters.pages_read),
+            reads: count(&counters.reads),
+            zeros: count(&counters.zeros),
+            stored_meanwhile: count(&counters.stored_meanwhile),
+            full: count(&counters.full),
+            write_errors: count(&counters.write_errors),
+            read_errors: count(&counters.read_errors),
+            last_error: self.last_error.lock().clone(),
+        }
+    }
+}
+
+fn offset(Slot(slot): Slot) -> u64 {
+    u64::from(slot) * PAGE_BYTES as u64
+}
+
+/// A file of `bytes` bytes in `dir`, which has no name any more when this returns: it goes with the
+/// process. Its blocks are allocated where the file system can do that.
+fn make(dir: &Path, bytes: u64, engine: &Engine) -> io::Result<Opened> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    // Ends: a name that is taken is that of a process with this number that was killed in here.
+    let (path, fd) = loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed); // the numbers only have to differ
+        let path = dir.join(format!(".pinfold-swap-{}-{number}", std::process::id()));
+        match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => break (path, fd),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let found = find(&path, Access::ReadWrite);
+    let opened = found.and_then(|found| found.open(&path, Preference::Auto, engine));
+    rustix::fs::unlink(&path)?;
+    check_file_end(bytes)?;
+    let allocate = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes);
+    // A file system may begin anew after a signal, and signals may come for ever.
+    let done = (0..TRIES_MAX).map(|_| allocate()).find(|done| *done != INTERRUPTED);
+    let allocated = match done.unwrap_or(INTERRUPTED) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            rustix::fs::ftruncate(&fd, bytes)
+        }
+        done => done,
+    };
+    allocated?;
+    opened.map_err(|why| io::Error::new(why.io_kind(), why))
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::source::{EngineOptions, Memory};
+
+    fn engine() -> Arc<Engine> {
+        Arc::new(Engine::new(EngineOptions::default()))
+    }
+
+    #[test]
+    fn a_name_that_a_killed_process_has_left_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = |number: u32| dir.path().join(format!(".pinfold-swap-{}-{number}", process()));
+        (0..100).for_each(|number| std::fs::write(taken(number), "").unwrap());
+        make(dir.path(), 1 << 20, &engine()).unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 100, "its own name is gone");
+    }
+
+    fn process() -> u32 {
+        std::process::id()
+    }
+
+    #[test]
+    fn pages_come_back_from_their_slots_and_the_file_has_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let swap = Swap::new(&SwapPlace::Dir(dir.path().to_owned()), 1 << 20, &engine()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut pages = crate::source::AlignedBuffer::zeroed(3 * PAGE_BYTES, PAGE_BYTES);
+        for (n, byte) in pages.iter_mut().enumerate() {
+            *byte = (n / PAGE_BYTES) as u8 + 1;
+        }
+        let extents: Vec<_> = pages.chunks_mut(PAGE_BYTES).map(Extent::of).collect();
+        swap.write(Slot(7), &extents).unwrap();
+        let mut back = crate::source::AlignedBuffer::zeroed(2 * PAGE_BYTES, PAGE_BYTES);
+        swap.read(Slot(8), &mut back).unwrap();
+        assert_eq!((back[0], back[PAGE_BYTES]), (2, 3));
+        let stats = swap.stats();
+        assert_eq!((stats.pages_written, stats.writes), (3, 1));
+        assert_eq!((stats.pages_read, stats.reads, stats.total_bytes), (2, 1, 1 << 20));
+    }
+
+    #[test]
+    fn a_swap_that_lost_its_bytes_says_so() {
+        let swap =
+            Swap::new(&SwapPlace::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20, &engine());
+        let swap = swap.unwrap();
+        let error = swap.read(Slot(0), &mut [0; PAGE_BYTES]).unwrap_err();
+        assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
+        assert_eq!(swap.stats().read_errors, 1);
+        assert_eq!(swap.stats().last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
+    }
+
+    #[test]
+    fn who_is_full_rests_until_there_is_a_slot() {
+        let source = Arc::new(Memory::new(Vec::new()));
+        let swap = Swap::new(&SwapPlace::Source(source), PAGE_BYTES as u64, &engine()).unwrap();
+        assert!(!swap.rests());
+        let taken: Vec<u32> = swap.slots.take(1).into_iter().flatten().collect();
+        // Long enough for a slow machine.
+        swap.rest.lock().takes = Duration::from_secs(100);
+        swap.rest.lock().now = Some((Instant::now(), Why::Full));
+        swap.rest(Why::Full);
+        assert!(swap.rests());
+        swap.give(Unused(Some(Slot(taken[0]))));
+        assert!(!swap.rests());
+        swap.rest(Why::Failed);
+        assert!(swap.rests(), "a write fails whether there are slots or not");
+        let mut page = crate::source::AlignedBuffer::zeroed(PAGE_BYTES, PAGE_BYTES);
+        swap.write(Slot(0), &[Extent::of(&mut page)]).unwrap();
+        assert!(!swap.rests());
+    }
+
+    #[test]
+    fn a_swap_without_room_for_a_page_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = SwapPlace::Source(Arc::new(Memory::new(Vec::new())));
+        for place in [SwapPlace::Dir(dir.path().to_owned()), source] {
+            for bytes in [0, 1, 4095] {
+                let error = Swap::new(&place, bytes, &engine()).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
+            }
+            assert_eq!(Swap::new(&place, 8191, &engine()).unwrap().stats().total_bytes, 4096);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error() {
+        let place = SwapPlace::Dir("/no/such/directory".into());
+        assert_eq!(
+            Swap::new(&place, 1 << 20, &engine()).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+}

@@ -1,0 +1,320 @@
+//! The state that all modules of a cache share, and two operations on folios that all of them need:
+//! taking a counted reference, and giving it back.
+//!
+//! Nothing that fits a module of its own belongs here.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use crate::base::counters::Counters;
+use crate::base::fork::Owner;
+use crate::base::holders::Holders;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait::Waiters;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
+use crate::index::NodePool;
+use crate::mapped::mirror::Leftovers;
+use crate::mapped::pieces::Pieces;
+use crate::mapped::recent::Recent;
+use crate::mapped::swap::Swap;
+use crate::mapped::swap::pages::Unused;
+use crate::mapped::uffd::{Ask, Uffd};
+use crate::options::{Options, Reference};
+use crate::pages::failures::Failures;
+use crate::pages::grants::Grants;
+use crate::pages::mapping::{Mapping, Mappings};
+use crate::pages::pressure::Pressure;
+use crate::pages::readers::{Deferred, Readers};
+use crate::pages::residency::Residency;
+use crate::source::{Engine, EngineOptions};
+
+/// The shared state of one cache.
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// First, so that it is dropped first: it lets go of what it keeps.
+    pub(crate) owner: Owner,
+    /// What a forked child gets. Made before the fork: a child allocates nothing.
+    forked: Error,
+    pub(crate) counters: Counters,
+    pub(crate) options: Options,
+    pub(crate) mappings: Mappings,
+    pub(crate) residency: Residency,
+    pub(crate) pressure: Pressure,
+    pub(crate) waiters: Waiters,
+    /// Shared with readers, which do not keep the cache alive.
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) deferred: Deferred,
+    pub(crate) leftovers: Leftovers,
+    pub(crate) pieces: Pieces,
+    uffd: OnceLock<Arc<Uffd>>,
+    recent: Recent,
+    pub(crate) failures: Failures,
+    pub(crate) holders: Holders,
+    pub(crate) grants: Grants,
+    pub(crate) engine: Arc<Engine>,
+    /// Where own memory goes that is paged out. Set before the core is shared.
+    pub(crate) swap: Option<Swap>,
+    /// After everything that points into the arena.
+    pub(crate) nodes: NodePool,
+    pub(crate) frames: Frames,
+}
+
+impl Core {
+    /// Makes a cache: all of `frames` free, no files.
+    ///
+    /// # Errors
+    /// As for [`Owner::here`].
+    pub(crate) fn new(
+        options: Options,
+        frames: Frames,
+        nodes: NodePool,
+        pressure: Pressure,
+        engine: EngineOptions,
+    ) -> io::Result<Self> {
+        let pages = frames.free_frames() - pressure.high_frames;
+        let worker_is_free = pressure.hook();
+        let owner = Owner::here()?;
+        Ok(Core {
+            forked: ErrorKind::Forked { owner: owner.pid() }.into(),
+            owner,
+            counters: Counters::new(),
+            mappings: Mappings::new(),
+            residency: Residency::new(pages),
+            pressure,
+            waiters: Waiters::new(),
+            readers: Arc::new(Readers::new(options.barrier)),
+            deferred: Deferred::new(),
+            leftovers: Leftovers::new(),
+            pieces: Pieces::new(),
+            uffd: OnceLock::new(),
+            recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
+            failures: Failures::new(),
+            holders: Holders::new(options.track_pins),
+            grants: Grants::new(frames.frames()),
+            engine: Arc::new(Engine::with_hook(engine, worker_is_free)),
+            swap: None,
+            options,
+            nodes,
+            frames,
+        })
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Forked`] if the calling process is not the cache's owner.
+    pub(crate) fn check_owner(&self) -> Result<()> {
+        if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
+    }
+
+    /// What the cache's own views of mirrors are registered with, made by the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Userfaultfd`].
+    pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
+        if self.uffd.get().is_none() {
+            // One that another thread made meanwhile is as good.
+            let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
+        }
+        Ok(self.uffd.get().expect("made above"))
+    }
+
+    /// Gives back slots of the swap that are of no more use.
+    pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
+        if let Some(swap) = &self.swap {
+            for unused in unused {
+                swap.give(unused);
+            }
+        }
+    }
+
+    /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
+    /// still be on its way from the source.
+    #[inline(always)]
+    pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
+        // A hint, checked below.
+        let head = mapping.index.lookup_hint(page);
+        let frame = self.frames.try_frame(head)?;
+        if !self.take_one(frame) {
+            return None;
+        }
+        let held = Held { core: self, frame, head };
+        mutant::pause();
+        // The frame may hold another folio by now: then the drop gives the reference back.
+        (held.is(mapping.id, page) || mutant::on(Mutant::CountedBlindly)).then_some(held)
+    }
+
+    /// A reference to whatever folio is at `frame`, unless it is frozen.
+    #[inline(always)]
+    pub(crate) fn take_one(&self, frame: &Frame) -> bool {
+        take_one(self.options.reference, frame)
+    }
+
+    /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
+    /// is frozen. `None`: the count is full.
+    pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Option<Held<'_>> {
+        let frame = self.frames.frame(head);
+        frame.count.try_get(1).ok()?;
+        Some(Held { core: self, frame, head })
+    }
+
+    /// The address of the bytes of the folio at `head`, which is one of `mapping`, and to which the
+    /// caller has a reference or the only right.
+    #[inline]
+    pub(crate) fn address(&self, mapping: &Mapping, head: FrameNumber) -> *mut u8 {
+        let frame = self.frames.frame(head);
+        if frame.is_mirrored() {
+            return mapping.mirror_of_folios().address(frame.identity().index);
+        }
+        self.frames.address(head)
+    }
+
+    /// Removes the mapping from the table if it has neither handles nor pages.
+    pub(crate) fn retire(&self, mapping: &Mapping) {
+        self.mappings.retire(mapping);
+    }
+
+    /// Gives back one reference, and frees the folio if it was the last one.
+    pub(crate) fn put(&self, head: FrameNumber) {
+        let frame = self.frames.frame(head);
+        if frame.count.put(1) {
+            self.destroy(head, frame);
+        }
+    }
+
+    /// The same for a folio that was allocated in vain. That it is free again is no progress.
+    pub(crate) fn give_back(&self, head: FrameNumber) {
+        let frame = self.frames.frame(head);
+        if frame.count.put(1) {
+            self.destroy_quietly(head, frame);
+        }
+    }
+
+    /// Gives back the pins of `pages` pages, and frees the folio if nothing else holds it.
+    #[inline]
+    pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
+        if frame.count.unpin(pages) {
+            self.destroy(head, frame);
+        }
+    }
+
+    /// Keeps a folio that was brought for a mapped access, until others take its place or it leaves
+    /// its file.
+    pub(crate) fn keep_recent(&self, held: Held<'_>) {
+        let (head, frame) = (held.head(), held.frame());
+        std::mem::forget(held); // the reference is the list's
+        for gone in self.recent.keep(head, frame.order().bytes()) {
+            self.put(gone);
+        }
+        if frame.is_changing() && !mutant::on(Mutant::RecentUnchecked) {
+            self.let_go_of_recent(|other| other == head);
+        }
+    }
+
+    /// Lets go of those of these folios that `goes` says. The caller holds no lock.
+    pub(crate) fn let_go_of_recent(&self, goes: impl Fn(FrameNumber) -> bool) {
+        if mutant::on(Mutant::RecentStays) {
+            return;
+        }
+        for gone in self.recent.take(goes) {
+            self.put(gone);
+        }
+    }
+
+    /// Frees a folio whose count is frozen for good, according to its entry.
+    #[cold]
+    pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
+        if !self.owner.is_here() {
+            return; // a forked child cannot take its locks, and allocates nothing
+        }
+        self.destroy_quietly(head, frame);
+        self.pressure.progress();
+    }
+
+    fn destroy_quietly(&self, head: FrameNumber, frame: &Frame) {
+        debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
+        self.failures.forget(head, frame);
+        if frame.is_mirrored() {
+            self.leftovers.end(head);
+        }
+        self.frames.free(head, frame.order());
+    }
+}
+
+/// A reference to whatever folio is at `frame`, unless it is frozen; taken in the given way.
+#[inline(always)]
+pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
+    match reference {
+        Reference::Add => frame.count.try_get(1).is_ok(),
+        #[cfg(feature = "testing")]
+        Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
+    }
+}
+
+/// A counted reference to a folio, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    core: &'a Core,
+    frame: &'a Frame,
+    head: FrameNumber,
+}
+
+impl<'a> Held<'a> {
+    /// Takes over a reference that the caller has.
+    pub(crate) fn adopt(core: &'a Core, head: FrameNumber) -> Self {
+        Held { core, frame: core.frames.frame(head), head }
+    }
+
+    /// The folio's entry.
+    pub(crate) fn frame(&self) -> &'a Frame {
+        self.frame
+    }
+
+    /// The folio's first frame.
+    pub(crate) fn head(&self) -> FrameNumber {
+        self.head
+    }
+
+    /// Whether the folio is that of `page` of the mapping `id`.
+    #[inline]
+    pub(crate) fn is(&self, id: u32, page: u64) -> bool {
+        let identity = self.frame.identity();
+        identity.mapping == id
+            && page.wrapping_sub(identity.index) < u64::from(identity.order.frames())
+    }
+
+    /// The offset in the file, in bytes, at which the folio begins.
+    #[inline]
+    pub(crate) fn offset(&self) -> u64 {
+        self.frame.identity().index << PAGE_SHIFT
+    }
+
+    /// The address of its bytes, for a folio of `mapping`.
+    #[inline]
+    pub(crate) fn address(&self, mapping: &Mapping) -> *mut u8 {
+        self.core.address(mapping, self.head)
+    }
+
+    /// Another reference to it. `None`: the count is full.
+    pub(crate) fn another(&self) -> Option<Held<'a>> {
+        self.frame.count.try_get(1).ok()?;
+        Some(Held { core: self.core, frame: self.frame, head: self.head })
+    }
+
+    /// Whether this process can read its bytes: a forked child has no mirrors.
+    #[inline(always)]
+    pub(crate) fn is_readable_here(&self) -> bool {
+        !self.frame.is_mirrored() || self.core.owner.is_here()
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if crate::base::sync::model_failed() {
+            return;
+        }
+        if self.frame.count.put(1) {
+            self.core.destroy(self.head, self.frame);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Errors of failed fills, kept for the threads that waited for them. `fill` stores them, `core`
+//! frees folios. And those of a batch's reads, kept for the batch (`many`).
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::base::sync::{self, Mutex};
+use crate::error::Error;
+use crate::frames::{Flags, Frame, FrameNumber};
+
+/// The error of each failed folio, as long as a thread holds the folio.
+#[derive(Debug)]
+pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
+
+impl Failures {
+    pub(crate) fn new() -> Self {
+        Failures(Mutex::new(HashMap::new()))
+    }
+
+    /// Stores `error` for the waiters. Call it before the folio's identity is forgotten.
+    pub(crate) fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
+        self.0.lock().insert(head.0, error);
+        frame.set_flags(Flags::FAILED);
+    }
+
+    /// The error of the folio's fill, if it failed.
+    pub(crate) fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
+        if !frame.flags().contains(Flags::FAILED) {
+            return None;
+        }
+        Some(self.0.lock().get(&head.0).cloned().expect("a failed fill leaves its error"))
+    }
+
+    /// Call it before the folio is freed.
+    pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
+        if frame.flags().contains(Flags::FAILED) {
+            // Dropped without the lock: it may have an error of the program's own.
+            let error = self.0.lock().remove(&head.0);
+            drop(error);
+        }
+    }
+}
+
+/// The errors of a batch's reads, for the batch alone. A page whose read fails leaves the index at
+/// once: when its entry's turn comes, there may be nothing to wait for any more.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// When the batch began.
+    pub(crate) since: Instant,
+    // Not `crate::base::sync::Mutex`: it is held for a moment, and nothing is waited for under it.
+    errors: sync::locks::Mutex<Vec<(Range<u64>, Error)>>,
+}
+
+impl Failed {
+    /// None so far.
+    pub(crate) fn new() -> Self {
+        Failed { since: Instant::now(), errors: sync::locks::Mutex::default() }
+    }
+
+    /// Stores the error of a read of `pages`. Call it before they leave the index.
+    pub(crate) fn remember(&self, pages: Range<u64>, error: Error) {
+        self.errors.lock().push((pages, error));
+    }
+
+    /// The first error of a read of some of `pages` that is `wanted`.
+    pub(crate) fn of(&self, pages: &Range<u64>, wanted: impl Fn(&Error) -> bool) -> Option<Error> {
+        let errors = self.errors.lock();
+        let meets = |of: &Range<u64>| of.start < pages.end && pages.start < of.end;
+        let found = errors.iter().find(|(of, error)| meets(of) && wanted(error));
+        found.map(|(_, error)| error.clone())
+    }
+}

@@ -1,0 +1,96 @@
+//! Reading ahead, as far as `stream` says. Nobody waits for it, and nothing depends on it.
+
+use super::batch::{self, For};
+use super::prepare::prepare;
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::frames::Flags;
+use crate::pages::core::Held;
+use crate::pages::handle::Handle;
+use crate::pages::stream::Plan;
+use crate::source::Request;
+
+/// The most requests prepared before they are submitted: until then their memory is of no use to
+/// anyone.
+const REQUESTS_MAX: usize = 8;
+
+/// Called by a reader that meets a readahead mark.
+#[cold]
+#[inline(never)]
+pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
+    // The thread that clears the mark does the work. A forked child clears the marks of its own
+    // copy and reads nothing: a mark that stayed would keep the page from optimistic readers for
+    // ever.
+    let marked = held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD);
+    if !marked || !reader.core.owner.is_here() {
+        return;
+    }
+    let pages = held.frame().identity().pages();
+    let end = pages.end;
+    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.learned());
+    start_ahead(reader, end, plan);
+}
+
+/// What to read where `page` is missed by a reader that wants `bytes` bytes from there on.
+pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize) -> Plan {
+    reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.learned())
+}
+
+/// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
+/// no thread waits for it.
+pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
+    start_around(reader, from, plan, None);
+}
+
+/// The same with a page that somebody waits for: what it is read with goes before other reads ahead.
+pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
+    let mut requests = Vec::new();
+    let mut page = from;
+    // Ends: each turn advances `page`.
+    while page < plan.ahead_end {
+        let absent = {
+            let mut changing = reader.mapping.change();
+            changing.writer(&reader.core.nodes).next_absent(page..plan.ahead_end)
+        };
+        let Some(start) = absent else { break };
+        // Up to a multiple of the window, so that it is one folio and not parts of two.
+        let window = u64::from(plan.window_pages);
+        let end = ((start / window + 1) * window).min(plan.ahead_end);
+        let Ok(batch) = prepare(reader, start, end, For::Nobody) else { break };
+        let Some(end_of_batch) = batch.end() else {
+            if reader.mapping.index.lookup(start).is_none() {
+                break; // no memory is free
+            }
+            page = start + 1; // another thread was faster
+            continue;
+        };
+        page = end_of_batch;
+        if plan.mark
+            && let Some(head) = batch.first()
+        {
+            reader.core.frames.frame(head).set_flags(Flags::READAHEAD);
+        }
+        reader.core.counters.add(Event::Readahead, batch.folios() as u64);
+        let request = batch::request(reader, batch);
+        let is_wanted = wanted.is_some_and(|wanted| (start..page).contains(&wanted));
+        requests.push(if is_wanted { request.awaited() } else { request });
+        if requests.len() == REQUESTS_MAX {
+            reader.mapping.backing.submit(&mut requests);
+            if !requests.is_empty() {
+                break; // the limit of fills in flight is reached
+            }
+        }
+    }
+    reader.mapping.backing.submit(&mut requests);
+    give_up(requests);
+}
+
+/// Ends requests that the engine did not take, like failed fills.
+pub(crate) fn give_up(requests: Vec<Request>) {
+    if mutant::on(Mutant::ForgetUnsubmitted) {
+        return std::mem::forget(requests);
+    }
+    for request in requests {
+        request.refuse();
+    }
+}

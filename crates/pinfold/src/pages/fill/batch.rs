@@ -1,0 +1,302 @@
+//! Folios that are being filled: what reads them, and what ends their fill, well or not. Steps 3 to 5
+//! of a fill (`mod.rs`).
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Ordering;
+use crate::base::wait;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
+use crate::pages::core::Core;
+use crate::pages::failures::Failed;
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Mapping;
+use crate::source::{self, Extent, Reading, Request};
+
+/// Who wants what is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A thread that waits for the first folio, and for its memory.
+    Thread,
+    /// A future that waits for the first folio. It does not wait here for memory.
+    Future,
+    /// A batch of a thread or a future that waits for all folios, and for no memory here.
+    Batch,
+    /// Nobody: it is read ahead.
+    Nobody,
+}
+
+/// A folio being filled: in the index, with a reference of the filler's.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    pub(super) head: FrameNumber,
+    pub(super) page: u64,
+    pub(super) order: Order,
+}
+
+impl Filling {
+    pub(super) fn end(&self) -> u64 {
+        self.page + u64::from(self.order.frames())
+    }
+}
+
+/// Folios being filled that are adjacent in the file and are read at once.
+///
+/// [`Batch::finish`] completes them. If an early return or a panic skips it, the drop completes
+/// them with an error: otherwise their readers would wait for ever.
+#[derive(Debug)]
+pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
+    core: C,
+    mapping: M,
+    folios: VecDeque<Filling>,
+    /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
+    /// removes the folios, and those that waited read for themselves.
+    wanted: For,
+    /// Who is told of errors, too.
+    failed: Option<Arc<Failed>>,
+}
+
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
+    /// The offset in the file at which it begins. The batch must not be empty.
+    fn offset(&self) -> u64 {
+        self.folios[0].page << PAGE_SHIFT
+    }
+
+    /// The memory of its folios, in order.
+    fn extents(&self) -> Vec<Extent<'_>> {
+        let extent = |filling: &Filling| {
+            let address = NonNull::new(self.core.frames.address(filling.head));
+            let address = address.expect("the arena is not at 0");
+            // SAFETY: only its filler writes to the frames of a folio being filled; they stay
+            // mapped as long as the core lives; other threads read them by racing loads
+            // (`copy_racing`) only, or under a reference once the version says that the fill is
+            // over.
+            unsafe { Extent::new(address, filling.order.bytes()) }
+        };
+        self.folios.iter().map(extent).collect()
+    }
+
+    /// Steps 3 to 5, in the calling thread; as [`Self::finish`].
+    pub(crate) fn read(self, keep_first: bool) {
+        let read = self.mapping.backing.read(self.offset(), &self.extents());
+        self.finish(read, keep_first);
+    }
+
+    /// The offset and the memory of the read.
+    pub(crate) fn reading(&self) -> Reading<'_> {
+        (self.offset(), self.extents())
+    }
+
+    /// From now on `failed` is told of errors.
+    pub(crate) fn tell(&mut self, failed: &Arc<Failed>) {
+        self.failed = Some(failed.clone());
+    }
+
+    /// How many folios it has.
+    pub(crate) fn folios(&self) -> usize {
+        self.folios.len()
+    }
+
+    /// The page after its last one, unless it is empty.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.folios.back().map(Filling::end)
+    }
+
+    /// The head of its first folio, unless it is empty.
+    pub(super) fn first(&self) -> Option<FrameNumber> {
+        self.folios.front().map(|first| first.head)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.folios.is_empty()
+    }
+
+    /// Adds a folio that begins where the last one ends.
+    pub(crate) fn push(&mut self, filling: Filling) {
+        debug_assert!(self.end().is_none_or(|end| end == filling.page));
+        self.folios.push_back(filling);
+    }
+
+    /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
+    /// filler's reference of the first folio.
+    pub(crate) fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
+        self.land_all(read, keep_first);
+    }
+
+    /// The error of the read of `asked_bytes` at `offset`.
+    fn read_error(&self, offset: u64, asked_bytes: usize, cause: &Arc<io::Error>) -> Error {
+        let (path, asked_bytes) = (self.mapping.path.clone(), asked_bytes as u64);
+        ErrorKind::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
+    }
+
+    /// Futures are woken when all have landed: a waker may want one of the others.
+    fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
+        wait::together(|| self.land_each(read, keep_first));
+    }
+
+    fn land_each(&mut self, read: io::Result<usize>, keep_first: bool) {
+        let offset = self.offset();
+        let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
+        // One shared cause for all waiters: an `io::Error` cannot be cloned.
+        let read = read.map_err(Arc::new);
+        // One that was not even started is tried again by whoever waits.
+        let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
+        let failed = self.failed.take().filter(|_| !refused);
+        if let (Err(cause), Some(failed)) = (&read, &failed) {
+            let pages = self.folios[0].page..self.end().expect("it has folios");
+            failed.remember(pages, self.read_error(offset, asked_bytes, cause));
+        }
+        let mut keep = keep_first;
+        // Each folio leaves the batch before it lands: if landing panics, the drop lands the
+        // others.
+        while let Some(filling) = self.folios.pop_front() {
+            let at = (filling.page << PAGE_SHIFT) - offset;
+            let path = || self.mapping.path.clone();
+            let checked = match &read {
+                Ok(got) => {
+                    let got = got.saturating_sub(at as usize).min(filling.order.bytes());
+                    self.mapping
+                        .check_read(offset + at, filling.order.bytes(), got)
+                        .map_err(|cause| ErrorKind::Truncated { path: path(), cause }.into())
+                }
+                Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
+            };
+            if let (Ok(_), Err(error), Some(failed)) = (&read, &checked, &failed) {
+                failed.remember(filling.page..filling.end(), error.clone());
+            }
+            land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
+            if refused {
+                self.core.give_back(filling.head);
+            } else if !std::mem::take(&mut keep) {
+                self.core.put(filling.head);
+            }
+        }
+    }
+}
+
+impl<'a> Batch<&'a Core, &'a Mapping> {
+    /// A batch of no folio so far.
+    pub(super) fn new(reader: &'a Handle, wanted: For) -> Self {
+        let (core, mapping) = (&*reader.core, &*reader.mapping);
+        Batch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
+    }
+
+    /// A batch of one folio so far.
+    pub(crate) fn of(reader: &'a Handle, filling: Filling, wanted: For) -> Self {
+        let mut batch = Batch::new(reader, wanted);
+        batch.push(filling);
+        batch
+    }
+
+    /// The same batch with owned handles, which outlives the call.
+    fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
+        let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
+        let folios = std::mem::take(&mut self.folios);
+        Batch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
+    }
+}
+
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
+    fn drop(&mut self) {
+        // After a failure loom's atomics are gone.
+        if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
+            return;
+        }
+        if !mutant::on(Mutant::BatchForgotten) {
+            self.land_all(Err(io::Error::other("the read was given up")), false);
+        }
+    }
+}
+
+/// The request that fills `batch` asynchronously.
+pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
+    let batch = batch.into_owned(reader);
+    let offset = batch.offset();
+    let extents = batch.extents();
+    let extents = extents
+        .iter()
+        // SAFETY: as in `extents`; the completion below keeps the core, and so the arena, alive.
+        .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
+        .collect();
+    let completion = move |read: io::Result<usize>| batch.finish(read, false);
+    // SAFETY: as above, until the completion is called.
+    unsafe { Request::read(offset, extents, Box::new(completion)) }
+}
+
+/// Step 4 for one folio, and the wake-up. A fill that was refused before it began brings nothing,
+/// and frees nothing that was not free before it: that is no progress.
+fn land(
+    core: &Core,
+    mapping: &Mapping,
+    filling: &Filling,
+    checked: Result<()>,
+    (wanted_by, refused): (For, bool),
+) {
+    let frame = core.frames.frame(filling.head);
+    if mutant::on(Mutant::WakeFirst) {
+        core.waiters.wake(filling.head.0);
+    }
+    let mut changing = mapping.change();
+    // Otherwise it was dropped meanwhile and cannot be found any more.
+    let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
+    match checked {
+        Ok(()) if wanted => {
+            if !mutant::on(Mutant::EvenBeforeRead) {
+                // Under the mutex, as the length changes under it too: see `freeze::resize`.
+                let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
+                if !mutant::on(Mutant::LandUnclipped) {
+                    frame.set_file_bytes(rest.min(filling.order.bytes() as u64) as usize);
+                }
+                frame.change_end();
+            }
+            if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
+                core.counters.count(Event::Refault);
+            }
+        }
+        Err(error) if wanted => {
+            match wanted_by {
+                _ if !refused => core.counters.count(Event::FillError),
+                For::Nobody => core.counters.count(Event::ReadaheadDropped),
+                // It tries again, and has counted nothing yet.
+                For::Thread | For::Future | For::Batch => {}
+            }
+            let unshared = wanted_by == For::Batch && mutant::on(Mutant::BatchErrorUnshared);
+            if wanted_by != For::Nobody && !unshared && !refused {
+                core.failures.remember(filling.head, frame, error);
+            }
+            let removed = changing.writer(&core.nodes).remove(filling.page);
+            assert_eq!(removed.map(|folio| folio.frame), Some(filling.head), "filled, not found");
+            changing.folio_removed();
+            frame.forget_identity();
+        }
+        _ => {}
+    }
+    let failed = wanted && frame.is_changing();
+    drop(changing);
+    core.counters.count(Event::FillEnded);
+    core.pressure.fill_ends(&mapping.on_its_way, filling.order);
+    if !mutant::on(Mutant::WakeFirst) {
+        core.waiters.wake(filling.head.0);
+    }
+    if failed {
+        // The index's reference.
+        if refused {
+            core.give_back(filling.head);
+        } else {
+            core.put(filling.head);
+        }
+        // It may have been the last folio of a file that has no handle any more.
+        core.retire(mapping);
+    }
+    if !refused {
+        // Relaxed: a count.
+        mapping.reads_ended.fetch_add(1, Ordering::Relaxed);
+        core.pressure.progress();
+    }
+}

@@ -1,0 +1,235 @@
+//! A miss: which thread fills, which threads wait.
+//!
+//! Gets a folio that is up to date, from the index or the source, and reads ahead. `stream` decides
+//! how far to read ahead, `source` reads, `reclaim` evicts.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | a miss: finding the folio, filling it, waiting for it |
+//! | `prepare.rs` | steps 1 and 2 below |
+//! | `batch.rs` | folios that are read at once; steps 3 to 5 |
+//! | `ahead.rs` | reading ahead |
+//! | `alone.rs` | whether a reader tries once more, without the other pages of a read that failed |
+//!
+//! # A fill, step by step
+//!
+//! 1. allocate a folio (count 1, version odd, no mapping): before any lock, as it may have to
+//!    evict;
+//! 2. under the mapping's `change` mutex, unless the index has a folio there by now: set the
+//!    identity, insert the folio into the index (which has the first reference), take one more
+//!    reference for the filler;
+//! 3. without the mutex, read from the source;
+//! 4. under the mutex, unless the folio was dropped meanwhile: make the version even, tell the
+//!    policy. On an error instead: remove it from the index, leave the error for the waiters,
+//!    forget the identity;
+//! 5. wake the waiters, give back the filler's reference.
+//!
+//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. A folio has one
+//! filler, because only one thread finds the index empty in step 2. The fills of the others end
+//! there: they forget the identity and wake the waiters, since a thread with an old hint to this
+//! frame may have taken a reference meanwhile. Errors are not cached: after step 4 the next reader
+//! finds nothing and fills again. So does each waiter that wants only some of what was read.
+
+mod ahead;
+mod alone;
+mod batch;
+mod prepare;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+use std::time::Instant;
+
+use crate::base::counters::Event;
+use crate::error::{ErrorKind, Result};
+use crate::frames::{Frame, MAPPING_NONE};
+use crate::pages::core::{Core, Held};
+use crate::pages::handle::Handle;
+use crate::pages::pressure::Refused;
+use crate::pages::stream::Plan;
+pub(crate) use ahead::{give_up, plan, read_further, start_ahead, start_around};
+pub(crate) use alone::Wanted;
+pub(crate) use batch::{Batch, For, request};
+pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
+
+/// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
+/// bytes from the start of that page on.
+#[cold]
+#[inline(never)]
+pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
+    let plan = || ahead::plan(reader, page, bytes);
+    get_as(reader, page, &Wanted::new(page, bytes), plan)
+}
+
+/// The same for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
+/// read before.
+#[cold]
+#[inline(never)]
+pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
+    get_as(reader, page, &Wanted::since(page..end, Instant::now()), || Plan::of(end))
+}
+
+/// See [`get`]; `plan` is called if something has to be read.
+fn get_as<'a>(
+    reader: &'a Handle,
+    page: u64,
+    wanted: &Wanted,
+    plan: impl Fn() -> Plan,
+) -> Result<Held<'a>> {
+    let core = &reader.core;
+    core.check_owner()?;
+    let mut alone = None;
+    // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
+    // and then waited for the mapping's mutex, or followed a read that had what others want. Of
+    // these only the first may be its own.
+    loop {
+        let got = match find(reader, page)? {
+            Some(held) => arrive(core, held),
+            None => demand(reader, page, alone.unwrap_or_else(&plan)),
+        };
+        match got {
+            Ok(Some(held)) => return Ok(held),
+            Ok(None) => {}
+            Err(error) => alone = Some(wanted.alone(reader, &error).ok_or(error)?),
+        }
+    }
+}
+
+/// The folio of `page`, up to date or not, if there is one.
+fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
+    if let Some(held) = reader.core.hold(&reader.mapping, page) {
+        return Ok(Some(held));
+    }
+    // Exact now: a look-up through a recycled node only misses, and a freezer would hold this
+    // mutex.
+    let changing = reader.mapping.change();
+    let Some(head) = changing.head(page) else { return Ok(None) };
+    let held = reader.core.hold_under_change(head);
+    let too_many =
+        || ErrorKind::TooManyReferences { path: reader.mapping.path.clone(), page }.into();
+    held.map(Some).ok_or_else(too_many)
+}
+
+/// Waits for a folio that is being filled. `None`: it was dropped meanwhile.
+fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
+    let frame = held.frame();
+    if is_on_its_way(frame) {
+        core.counters.count(Event::Wait);
+        core.waiters.wait(held.head().0, || !is_on_its_way(frame));
+    }
+    arrived(core, held)
+}
+
+/// Whether a folio that the caller holds is being filled: what there is to wait for.
+pub(crate) fn is_on_its_way(frame: &Frame) -> bool {
+    frame.is_changing() && frame.identity().mapping != MAPPING_NONE
+}
+
+/// What came of a folio that is not on its way any more. `None`: it was dropped meanwhile.
+pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
+    let frame = held.frame();
+    if !frame.is_changing() {
+        return Ok(Some(held));
+    }
+    match core.failures.of(held.head(), frame) {
+        Some(error) => Err(error),
+        None => Ok(None),
+    }
+}
+
+/// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
+fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
+    let core = &reader.core;
+    let batch = prepare(reader, page, plan.now_end, For::Thread)?;
+    let Some(head) = batch.first() else { return Ok(None) };
+    core.counters.count(Event::Miss);
+    let after = batch.end().unwrap_or(page);
+    if plan.ahead_end > after {
+        start_ahead(reader, after, plan);
+    }
+    batch.read(true);
+    // This reader gets the error of its own fill, even if no other thread waited.
+    arrive(core, Held::adopt(core, head))
+}
+
+/// Reads what is absent from `page` on, up to `end` or the next page that is cached, if there is
+/// memory for it at once; waits for the read. Who wants a page of it sees an error.
+#[cold]
+#[inline(never)]
+pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {
+    if let Ok(batch) = prepare(reader, page, end, For::Nobody)
+        && batch.first().is_some()
+    {
+        // One page of it is wanted, the others are read with it.
+        reader.core.counters.count(Event::Miss);
+        reader.core.counters.add(Event::Readahead, batch.folios() as u64 - 1);
+        batch.read(false);
+    }
+}
+
+/// What a future gets of a page: see [`begin`].
+pub(crate) enum Begun<'a> {
+    /// The folio, up to date or on its way.
+    Held(Held<'a>),
+    /// There is no memory for it, or enough is on its way already.
+    NoMemory,
+    /// No worker takes the read at the moment.
+    NoWorker,
+}
+
+/// The same as [`get`] for a future, which waits for nothing here. `plan` stays with the future:
+/// it is made by the first call that has to read something.
+#[cold]
+#[inline(never)]
+pub(crate) fn begin<'a>(
+    reader: &'a Handle,
+    page: u64,
+    bytes: usize,
+    plan: &mut Option<Plan>,
+) -> Result<Begun<'a>> {
+    let core = &reader.core;
+    core.check_owner()?;
+    // Ends: as `get_as`.
+    loop {
+        if let Some(held) = find(reader, page)? {
+            return Ok(Begun::Held(held));
+        }
+        let plan = *plan.get_or_insert_with(|| ahead::plan(reader, page, bytes));
+        let batch = prepare(reader, page, plan.now_end, For::Future)?;
+        let Some(head) = batch.first() else {
+            if reader.mapping.index.lookup(page).is_some() {
+                continue; // another thread was faster
+            }
+            return Ok(Begun::NoMemory);
+        };
+        let after = batch.end().unwrap_or(page);
+        // The future's own reference, beside that of the filler, which the request gives back.
+        core.frames.frame(head).count.get(1);
+        let mut requests = vec![request(reader, batch).awaited()];
+        let submitted = reader.mapping.backing.try_submit(&mut requests);
+        match (requests.pop(), submitted) {
+            (None, _) => {}
+            // The source panicked: all who wait are told.
+            (Some(request), Err(cause)) => request.finish(Err(cause)),
+            (Some(request), Ok(())) => {
+                request.refuse();
+                core.give_back(head);
+                return Ok(Begun::NoWorker);
+            }
+        }
+        core.counters.count(Event::Miss);
+        let held = Held::adopt(core, head);
+        if plan.ahead_end > after {
+            start_ahead(reader, after, plan);
+        }
+        return Ok(Begun::Held(held));
+    }
+}
+
+/// Why [`begin`] found no memory for a page of this file.
+pub(crate) fn why_none(reader: &Handle) -> Refused {
+    if reader.core.pressure.enough_on_its_way(&reader.mapping.on_its_way, 0) {
+        Refused::OwnFile
+    } else {
+        Refused::NoMemory
+    }
+}

@@ -1,0 +1,189 @@
+//! Folios that are about to be filled: memory for them, and their way into the index. Steps 1 and 2
+//! of a fill (`mod.rs`).
+
+use super::batch::{Batch, Filling, For};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Error, Result};
+use crate::frames::{FrameNumber, Identity, Order};
+use crate::index::InsertError;
+use crate::pages::core::Core;
+use crate::pages::handle::Handle;
+use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::reclaim;
+
+/// The most folios of one request to the source.
+pub(crate) const FOLIOS_MAX: usize = 64;
+
+/// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
+/// the index; the first has `page`. Empty if the index has `page` by now. For a thread, evicts for
+/// the first folio, or returns the error why it cannot; otherwise it is also empty if no memory is
+/// free.
+pub(crate) fn prepare(
+    reader: &Handle,
+    page: u64,
+    end: u64,
+    wanted: For,
+) -> Result<Batch<&Core, &Mapping>> {
+    let (core, mapping) = (&*reader.core, &*reader.mapping);
+    let mut batch = Batch::new(reader, wanted);
+    let mut at = page;
+    while at < end && batch.folios() < FOLIOS_MAX {
+        let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
+        let needed = wanted == For::Thread && batch.is_empty();
+        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
+            break;
+        }
+        let got = reclaim::allocate(core, wish, needed).map_err(|why| why.of(mapping, at))?;
+        let Some((head, order)) = got else { break };
+        match insert(reader, at, order, head, needed) {
+            Ok(filling) => {
+                at = filling.end();
+                batch.push(filling);
+            }
+            Err(NotInserted::Occupied) => {
+                core.put(head);
+                // A smaller folio may fit before the next one in the index.
+                if order == Order::MIN || !batch.is_empty() {
+                    break;
+                }
+                return prepare(reader, page, page + 1, wanted);
+            }
+            Err(NotInserted::NoMemory(error)) => {
+                core.give_back(head);
+                match error {
+                    Some(error) => return Err(error),
+                    None => break,
+                }
+            }
+        }
+    }
+    Ok(batch)
+}
+
+enum NotInserted {
+    Occupied,
+    /// The error says why, if the folio was needed.
+    NoMemory(Option<Error>),
+}
+
+/// Step 2 for one folio.
+fn insert(
+    reader: &Handle,
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+    needed: bool,
+) -> std::result::Result<Filling, NotInserted> {
+    let core = &reader.core;
+    name(reader, page, order, head);
+    // Ends: each turn refills the node pool, or returns an error.
+    let outcome = loop {
+        let mut changing = reader.mapping.change();
+        match insert_under_change(reader, &mut changing, page, order, head) {
+            Ok(filling) => break Ok(filling),
+            Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
+            Err(InsertError::NoNodes(short)) => {
+                drop(changing);
+                // Not waited for but for the first folio: others may wait for those before this
+                // one.
+                match reclaim::refill_nodes(core, short.wanted, needed) {
+                    Ok(true) => {}
+                    Ok(false) => break Err(NotInserted::NoMemory(None)),
+                    Err(why) => {
+                        break Err(NotInserted::NoMemory(Some(why.of(&reader.mapping, page))));
+                    }
+                }
+            }
+        }
+    };
+    match &outcome {
+        Ok(filling) => inserted(reader, filling),
+        Err(_) => not_inserted(core, head),
+    }
+    outcome
+}
+
+/// Step 2 for many folios under one hold of the mutex, as far as there is memory for the index:
+/// those that are in the index now. The others are given back.
+pub(crate) fn insert_all(
+    reader: &Handle,
+    folios: impl Iterator<Item = (u64, Order, FrameNumber)> + Clone,
+) -> Vec<Option<Filling>> {
+    let core = &reader.core;
+    for (page, order, head) in folios.clone() {
+        name(reader, page, order, head);
+    }
+    let mut nodes = true;
+    let mut changing = Some(reader.mapping.change());
+    let insert = |(page, order, head)| {
+        // Ends: each turn but the last refills the node pool.
+        while nodes {
+            let mutex = changing.get_or_insert_with(|| reader.mapping.change());
+            match insert_under_change(reader, mutex, page, order, head) {
+                Ok(filling) => return Some(filling),
+                Err(InsertError::Occupied(_)) => return None,
+                Err(InsertError::NoNodes(short)) => {
+                    changing = None;
+                    nodes = matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true));
+                }
+            }
+        }
+        None
+    };
+    let all: Vec<_> = folios.clone().map(insert).collect();
+    drop(changing);
+    for ((_, _, head), filling) in folios.zip(&all) {
+        if let Some(filling) = filling {
+            inserted(reader, filling);
+        } else {
+            not_inserted(core, head);
+            if nodes {
+                core.put(head);
+            } else {
+                core.give_back(head);
+            }
+        }
+    }
+    all
+}
+
+/// Gives the folio at `head`, which is in no index yet, the identity that it will have there.
+fn name(reader: &Handle, page: u64, order: Order, head: FrameNumber) {
+    let frame = reader.core.frames.frame(head);
+    frame.set_identity(Identity { mapping: reader.mapping.id, index: page, order });
+}
+
+/// Puts it there.
+fn insert_under_change(
+    reader: &Handle,
+    changing: &mut Changing<'_>,
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+) -> std::result::Result<Filling, InsertError> {
+    let core = &reader.core;
+    changing.writer(&core.nodes).insert(page, u32::from(order.get()), head)?;
+    changing.folios_added(1);
+    core.frames.frame(head).count.get(1);
+    Ok(Filling { head, page, order })
+}
+
+/// It is there.
+fn inserted(reader: &Handle, filling: &Filling) {
+    let core = &reader.core;
+    if mutant::on(Mutant::EvenBeforeRead) {
+        core.frames.frame(filling.head).change_end();
+    }
+    core.counters.count(Event::FillStarted);
+    core.pressure.fill_begins(&reader.mapping.on_its_way, filling.order);
+}
+
+/// It is not: there is another folio, or there is no memory. The reference stays the caller's.
+fn not_inserted(core: &Core, head: FrameNumber) {
+    core.frames.frame(head).forget_identity();
+    // A reader with an old head may have taken a reference while the folio had this identity.
+    if !mutant::on(Mutant::OccupiedWakesNobody) {
+        core.waiters.wake(head.0);
+    }
+}

@@ -1,0 +1,203 @@
+//! Freezing many folios at once: one fence and one scan of the readers' slots serve all.
+//!
+//! Does the steps before and after the freeze of a folio that is to be evicted or moved; the caller
+//! does the rest.
+//!
+//! 1. find the mapping of each folio from its entry;
+//! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
+//! 3. under them check that the index has this folio at its page, and, if it is to leave, that it is
+//!    clean; freeze it, version odd;
+//! 4. the fence, and one scan of the slots of all readers;
+//! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
+//! 6. release the mutexes, when the batch is dropped.
+//!
+//! This is the only place where more than one `change` mutex is held. All other code takes one, and
+//! no other while it is held; here they are taken in one order. So there is no cycle.
+
+use std::sync::Arc;
+
+use super::users::{self, InUse};
+use crate::base::mutant::{self, Mutant};
+use crate::frames::{FrameNumber, Identity, MAPPING_NONE};
+use crate::pages::core::Core;
+use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::readers::LOOK_MAX;
+
+/// What a batch is frozen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    /// Its folios leave memory: dirty ones stay.
+    Leave,
+    /// They move to other frames. Own memory that is dirty moves, too: it has its frames by number
+    /// alone, and its bytes stay where they are.
+    Move,
+}
+
+/// A folio to be frozen, and its identity when it was chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) head: FrameNumber,
+    pub(crate) identity: Identity,
+}
+
+impl Candidate {
+    /// The folio at `head`, as it is now; no hold is taken.
+    pub(crate) fn of(core: &Core, head: FrameNumber) -> Self {
+        Candidate { head, identity: core.frames.frame(head).identity() }
+    }
+}
+
+/// Folios to be frozen together, with their mappings.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    folios: Vec<Candidate>,
+    /// In rising order of their numbers, without duplicates.
+    mappings: Vec<Arc<Mapping>>,
+}
+
+/// A batch whose mappings' `change` mutexes are held. Each of its folios is either frozen or in
+/// use.
+#[derive(Debug)]
+pub(crate) struct FrozenBatch<'a> {
+    folios: &'a [Candidate],
+    /// In the order of the batch's `mappings`.
+    changing: Vec<Changing<'a>>,
+    /// Per folio: the index of its mapping, or why it is not frozen.
+    states: Vec<Result<usize, InUse>>,
+}
+
+/// A frozen folio, with its mapping's `change` mutex held.
+#[derive(Debug)]
+pub(crate) struct Frozen<'a, 'b> {
+    pub(crate) folio: Candidate,
+    pub(crate) changing: &'b mut Changing<'a>,
+}
+
+impl Batch {
+    /// The most folios of a batch. A membarrier takes many times as long as the rest of one folio's
+    /// eviction; but other threads wait for the mutexes while a batch is frozen.
+    pub(crate) const MAX: usize = LOOK_MAX;
+
+    /// Step 1.
+    ///
+    /// # Panics
+    /// If there are more than [`Self::MAX`].
+    pub(crate) fn new(core: &Core, folios: Vec<Candidate>) -> Self {
+        assert!(folios.len() <= Self::MAX, "more folios at once than a batch has");
+        let mut ids: Vec<u32> = folios.iter().map(|folio| folio.identity.mapping).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|&id| id != MAPPING_NONE);
+        let mappings = ids.iter().filter_map(|&id| core.mappings.get(id)).collect();
+        Batch { folios, mappings }
+    }
+
+    /// The number of folios.
+    pub(crate) fn len(&self) -> usize {
+        self.folios.len()
+    }
+
+    /// The `n`th folio.
+    pub(crate) fn folio(&self, n: usize) -> Candidate {
+        self.folios[n]
+    }
+
+    /// The files of its folios.
+    pub(crate) fn mappings(&self) -> &[Arc<Mapping>] {
+        &self.mappings
+    }
+
+    /// Steps 2 to 5, except for the caller's part.
+    pub(crate) fn freeze(&self, core: &Core, to: To) -> FrozenBatch<'_> {
+        let mut changing = self.change_all();
+        if to == To::Leave {
+            self.distrust(core, &mut changing);
+        }
+        let mut states = Vec::with_capacity(self.folios.len());
+        for &folio in &self.folios {
+            let id = folio.identity.mapping;
+            let at = self.mappings.binary_search_by_key(&id, |mapping| mapping.id);
+            states.push(match at {
+                Ok(at) => freeze_there(core, &mut changing[at], folio, to).map(|()| at),
+                Err(_) => Err(InUse::Busy),
+            });
+        }
+        let frozen: Vec<usize> = (0..states.len()).filter(|&n| states[n].is_ok()).collect();
+        let heads: Vec<_> = frozen.iter().map(|&n| self.folios[n].head).collect();
+        let announced = users::announced(core, &heads);
+        for (nth, n) in frozen.into_iter().enumerate() {
+            if announced.has(nth) {
+                users::thaw(core, core.frames.frame(heads[nth]));
+                states[n] = Err(InUse::Borrowed);
+            }
+        }
+        FrozenBatch { folios: &self.folios, changing, states }
+    }
+}
+
+impl Batch {
+    /// Whether pages of own memory are clean is looked up, right before they leave.
+    fn distrust(&self, core: &Core, changing: &mut [Changing<'_>]) {
+        for (mapping, changing) in self.mappings.iter().zip(changing) {
+            if mapping.own().is_none() {
+                continue;
+            }
+            let its = self.folios.iter().filter(|folio| folio.identity.mapping == mapping.id);
+            let mut pages: Vec<u64> = its.map(|folio| folio.identity.index).collect();
+            pages.sort_unstable();
+            pages.dedup();
+            core.give_slots(changing.distrust(&pages));
+        }
+    }
+
+    /// Step 2.
+    fn change_all(&self) -> Vec<Changing<'_>> {
+        if mutant::on(Mutant::BatchUnordered)
+            && let (Some(first), Some(last)) = (self.folios.first(), self.mappings.last())
+            && first.identity.mapping == last.id
+        {
+            let mut downwards: Vec<_> = self.mappings.iter().rev().map(|it| it.change()).collect();
+            downwards.reverse();
+            return downwards;
+        }
+        self.mappings.iter().map(|mapping| mapping.change()).collect()
+    }
+}
+
+impl<'a> FrozenBatch<'a> {
+    /// The `n`th folio of the batch, which the caller must take out of the index or replace there.
+    ///
+    /// # Errors
+    /// Why it is not frozen.
+    pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
+        let at = self.states[n]?;
+        Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
+    }
+
+    /// The `n`th of the batch's mappings, whose mutex is held.
+    pub(crate) fn changing(&mut self, n: usize) -> &mut Changing<'a> {
+        &mut self.changing[n]
+    }
+}
+
+/// Step 3 for one folio.
+fn freeze_there(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: Candidate,
+    to: To,
+) -> Result<(), InUse> {
+    let (frame, page) = (core.frames.frame(folio.head), folio.identity.index);
+    let there = changing.head(page) == Some(folio.head);
+    // Checked again, now that it cannot change: it may have been split, or filled anew in its
+    // frames.
+    if !there || frame.identity() != folio.identity || frame.is_changing() {
+        return Err(InUse::Busy);
+    }
+    let may_be_dirty =
+        to == To::Move && changing.own().is_some() && !mutant::on(Mutant::DirtyStays);
+    if !may_be_dirty && !changing.is_clean(&core.nodes, page) && !mutant::on(Mutant::LoseDirty) {
+        return Err(InUse::Dirty);
+    }
+    users::freeze(frame)
+}

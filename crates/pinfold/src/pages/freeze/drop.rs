@@ -1,0 +1,255 @@
+//! Dropping: folios leave their file and are not replaced. This is not a user of freeze: a folio
+//! that has holders is removed from the index all the same.
+//!
+//! [`drop_clean`] keeps dirty folios; [`discard`] drops them too, and is only for bytes that the
+//! file does not have any more.
+//!
+//! For each folio of the range, under the `change` mutex:
+//! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
+//!    fill lands);
+//! 2. tell the policy that it is gone;
+//! 3. if it is mirrored, its place stays its own until it is freed;
+//! 4. remove it from the index and forget its identity: no thread finds, holds or announces it
+//!    anew.
+//!
+//! Then, without the mutex, for a whole batch:
+//! 5. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
+//!    leaves this to its caller, which holds `resizing` ([`Gone`]), unless a map shows the folio.
+
+use std::ops::Range;
+
+use super::users;
+use crate::base::mutant::{self, Mutant};
+use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
+use crate::index::PAGES_END;
+use crate::pages::core::Core;
+use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::readers::LOOK_MAX;
+
+/// Folios dropped under one hold of the mutex, and looked for in one scan.
+const BATCH: usize = LOOK_MAX;
+
+/// Which folios go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Clean,
+    OnTheirWay,
+    All,
+}
+
+/// Drops every clean folio that has a page of `pages`; returns the bytes dropped.
+pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    if mutant::on(Mutant::InvalidateNothing) {
+        return 0;
+    }
+    let which = if mutant::on(Mutant::LoseDirty) { Which::All } else { Which::Clean };
+    drop_range(core, mapping, pages, which, None).0
+}
+
+/// Drops the folios that are being filled. Their fills go on, and nobody waits for them any more.
+pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
+    let _ = drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
+}
+
+/// Drops every folio that has a page of `pages`, dirty ones included: their changes are lost.
+pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    drop_range(core, mapping, pages, Which::All, None).0
+}
+
+/// Folios that have left their file, of which nobody has let go yet.
+#[derive(Debug, Default)]
+#[must_use = "who waits for them is not woken yet"]
+pub(crate) struct Gone {
+    folios: Vec<FrameNumber>,
+    /// Of these, and of those that were let go of before.
+    bytes: u64,
+}
+
+impl Gone {
+    /// Step 5. This wakes futures, and wakers are the program's: no lock may be held, but within
+    /// [`together`](crate::base::wait::together). Returns the bytes dropped.
+    pub(crate) fn let_go(self, core: &Core) -> u64 {
+        for gone in self.folios.chunks(BATCH) {
+            users::let_go(core, gone);
+        }
+        users::collect(core);
+        core.pressure.progress();
+        self.bytes
+    }
+}
+
+/// Sets the mapping's length to `len_bytes`, the source's current length. The caller holds its
+/// `resizing` mutex. A file with dirty folios keeps its length.
+///
+/// First discards all folios with a page beyond the shorter of the two lengths, including those
+/// being filled; stores the length in the critical section that finds none left. So each folio
+/// knows how many of its bytes the file has, from its landing (which is under the mutex too) until
+/// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
+/// critical section first asks whether all folios are clean: one may become dirty in between.
+///
+/// A map shows what the mirror has, whatever the index has. So mirrored folios are let go of, and
+/// those who are just lending or evicting one are waited for, before the length is stored: a thread
+/// that has seen it finds no page of before in a map, unless somebody uses it.
+///
+/// The caller lets go of the other folios when it has released that mutex. All of it is done within
+/// [`together`](crate::base::wait::together), as futures are woken under that mutex.
+pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
+    let old_bytes = mapping.len_bytes();
+    if mutant::on(Mutant::KeepOldEnd) {
+        mapping.set_len_bytes(len_bytes);
+        return Gone::default();
+    }
+    let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
+    if mutant::on(Mutant::LengthFirst) {
+        mapping.set_len_bytes(len_bytes);
+        discard(core, mapping, pages);
+    } else if len_bytes != old_bytes {
+        let set_len = || mapping.set_len_bytes(len_bytes);
+        return drop_range(core, mapping, pages, Which::All, Some(&set_len)).1;
+    }
+    Gone::default()
+}
+
+/// How often a change of the length clears the mirror anew because pages were lent meanwhile.
+const CLEARS_MAX: u32 = 16;
+
+/// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and none
+/// of them is left in the mirror; drops nothing more once the file has a dirty folio, and leaves step
+/// 5 of the others to the caller.
+fn drop_range(
+    core: &Core,
+    mapping: &Mapping,
+    pages: Range<u64>,
+    which: Which,
+    when_empty: Option<&dyn Fn()>,
+) -> (u64, Gone) {
+    let mut dropped = 0;
+    let mut later = Gone::default();
+    let mut from = pages.start;
+    let (mut is_shown, mut clears) = (false, 0);
+    // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
+    // again for folios inserted meanwhile, each of which takes a read of the source, and a few times
+    // for the mirror.
+    while from < pages.end {
+        let mut gone = Vec::with_capacity(BATCH);
+        let mut changing = mapping.change();
+        if when_empty.is_some()
+            && !changing.writer(&core.nodes).is_all_clean()
+            && !mutant::on(Mutant::LoseDirty)
+        {
+            break;
+        }
+        while gone.len() < BATCH {
+            let writer = changing.writer(&core.nodes);
+            let next = writer.next_present(from..pages.end);
+            let Some(folio) = next else {
+                from = pages.end;
+                break;
+            };
+            from = folio.end();
+            let goes = match which {
+                Which::Clean => writer.is_clean(folio.page),
+                // Under the mutex no folio is frozen, so an odd version says that it is filled.
+                Which::OnTheirWay => core.frames.frame(folio.frame).is_changing(),
+                Which::All => true,
+            };
+            if !goes {
+                continue;
+            }
+            drop(writer);
+            if which == Which::Clean {
+                core.give_slots(changing.distrust(&[folio.page]));
+                if !changing.is_clean(&core.nodes, folio.page) {
+                    continue;
+                }
+            }
+            let order = Order::new(folio.order as u8).expect("the index has legal orders");
+            dropped += order.bytes() as u64;
+            is_shown |= core.frames.frame(folio.frame).is_mirrored();
+            drop_one(core, &mut changing, folio.page, folio.frame);
+            gone.push(folio.frame);
+            if let Some(memory) = mapping.own() {
+                memory.take_out(folio.page..folio.end());
+            }
+        }
+        let mut clears_now = false;
+        if let Some(when_empty) = when_empty
+            && from >= pages.end
+        {
+            let next = changing.writer(&core.nodes).next_present(pages.clone());
+            clears_now = next.is_none()
+                && (is_shown || mapping.is_mirror_unsettled(&pages))
+                && clears < CLEARS_MAX
+                && !mutant::on(Mutant::LengthBeforeMaps);
+            match next {
+                Some(folio) => from = folio.page.max(pages.start),
+                None if clears_now => from = pages.start,
+                None => when_empty(),
+            }
+        }
+        drop(changing);
+        if when_empty.is_some() {
+            later.folios.append(&mut gone);
+            if clears_now {
+                let _ = std::mem::take(&mut later).let_go(core);
+                mapping.settle_mirror(&pages);
+                (is_shown, clears) = (false, clears + 1);
+            }
+        } else {
+            users::let_go(core, &gone);
+        }
+    }
+    if when_empty.is_none() {
+        users::collect(core);
+        core.pressure.progress();
+    }
+    later.bytes = dropped;
+    (dropped, later)
+}
+
+/// Drops all folios of `pages` of the program's own memory, on their way or not, and takes the pages
+/// out of memory. The caller lets go of what is returned, without the mutex.
+#[cfg(not(loom))]
+pub(crate) fn drop_own(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    pages: Range<u64>,
+) -> Vec<FrameNumber> {
+    let mut gone = Vec::new();
+    let mut from = pages.start;
+    // Ends: each turn begins after the last folio of the one before.
+    loop {
+        let next = changing.writer(&core.nodes).next_present(from..pages.end);
+        let Some(folio) = next else { break };
+        drop_one(core, changing, folio.page, folio.frame);
+        gone.push(folio.frame);
+        from = folio.end();
+    }
+    if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
+        memory.take_out(pages);
+    }
+    gone
+}
+
+/// Steps 1 to 4.
+fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
+    let frame = core.frames.frame(head);
+    if !frame.is_changing() && !mutant::on(Mutant::FreezeStaysEven) {
+        frame.change_begin();
+    }
+    // Of own memory nobody reads the bytes by the folio: its pages are taken out with it.
+    if changing.mapping().own().is_none()
+        && frame.is_mirrored()
+        && !mutant::on(Mutant::LeftoverForgotten)
+    {
+        // Its users keep its bytes, where they are.
+        let pages = page..page + u64::from(frame.order().frames());
+        core.leftovers.begin(head, changing.mapping().mirror_of_folios(), pages);
+    }
+    core.residency.remove(&core.frames, head);
+    let removed = changing.writer(&core.nodes).remove(page);
+    assert_eq!(removed.map(|folio| folio.frame), Some(head), "dropped another folio");
+    changing.folio_removed();
+    frame.forget_identity();
+}

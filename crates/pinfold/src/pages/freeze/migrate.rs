@@ -1,0 +1,90 @@
+//! Migration: a folio's bytes move to other frames.
+//!
+//! [`migrate`] does all steps for one folio, [`move_frozen`] steps 2 to 7 for one of a frozen
+//! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
+//! `change` mutex:
+//! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
+//! 2. copy the bytes, and the use count. A mirrored folio's stay where they are if it remains one;
+//!    if not, they are taken out of the mirror, and so out of all mappings;
+//! 3. give the new folio the old one's identity; its version is still odd;
+//! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
+//!    finds the old head fails on its version, which does not become even again in this use of the
+//!    frame; so a migration moves the version although the page is not deleted;
+//! 5. tell the policy;
+//! 6. make the new folio's version even; its count of 1 is the index's;
+//! 7. forget the old folio's identity, and free it.
+//!
+//! The caller wakes the futures that met the folio meanwhile when it has released the mutexes.
+
+use super::users::{InUse, freeze_alone};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait::Woken;
+use crate::frames::{Flags, FrameNumber, copy_racing};
+use crate::index::FolioAt;
+use crate::pages::core::Core;
+use crate::pages::mapping::Changing;
+
+/// Steps 1 to 7, except that the caller frees the old frames, without the mutex.
+///
+/// # Errors
+/// The folio is held or borrowed; nothing was changed.
+pub(crate) fn migrate(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: FolioAt,
+    new_head: FrameNumber,
+) -> Result<Woken, InUse> {
+    // Being filled: its filler has a reference, and its version is odd.
+    if core.frames.frame(folio.frame).is_changing() {
+        return Err(InUse::Busy);
+    }
+    freeze_alone(core, folio.frame)?;
+    Ok(move_frozen(core, changing, folio, new_head))
+}
+
+/// Steps 2 to 7, likewise.
+pub(crate) fn move_frozen(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: FolioAt,
+    new_head: FrameNumber,
+) -> Woken {
+    let old = core.frames.frame(folio.frame);
+    let new = core.frames.frame(new_head);
+    let identity = old.identity();
+    assert_eq!(identity.order, new.order(), "moved to a folio of another size");
+    if !new.is_mirrored() {
+        let from = core.address(changing.mapping(), folio.frame);
+        let to = core.frames.address(new_head);
+        let bytes = if old.is_mirrored() { old.file_bytes() } else { identity.order.bytes() };
+        // SAFETY: both are folios of this order and do not overlap. The old one is frozen, so no
+        // thread changes it; the new one is the caller's alone. Readers of its last use load from
+        // it by racing loads, and notice by the version.
+        unsafe { copy_racing(to, from, bytes) };
+    }
+    if old.is_mirrored() && !new.is_mirrored() && !mutant::on(Mutant::MoveKeepsPages) {
+        // Before the new folio can be found: whoever finds it may want to lend it.
+        let pages = identity.pages();
+        changing.mapping().mirror_of_folios().punch(pages);
+    }
+    assert!(old.is_mirrored() || !new.is_mirrored(), "folios are lent by `lend`");
+    new.set_uses(old.uses());
+    new.set_flags(old.flags() & Flags::READAHEAD);
+    new.set_identity(identity);
+    new.set_file_bytes(old.file_bytes());
+    let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
+    assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
+    core.residency.replace(&core.frames, folio.frame, new_head);
+    mutant::pause();
+    new.change_end();
+    // A reader may have taken a reference to it since step 4, and wait for this.
+    let woken = if mutant::on(Mutant::MoveWakesNobody) {
+        Woken::default()
+    } else {
+        core.waiters.wake_later(new_head.0)
+    };
+    old.forget_identity();
+    core.counters.count(Event::Migration);
+    woken
+}

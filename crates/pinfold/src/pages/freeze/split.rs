@@ -1,0 +1,89 @@
+//! Splitting: a large folio becomes small ones, in place.
+//!
+//! Under the `change` mutex:
+//! 1. reserve the index nodes that the pieces need, so that no later step fails;
+//! 2. freeze, version of the head odd; no reader has announced it;
+//! 3. hand out each piece in its own frames (count 1, the index's), with its identity and the uses
+//!    of its part. The tails' versions were odd before; the head becomes a smaller folio in the
+//!    same frame;
+//! 4. tell the policy, under the same hold of its lock as step 3;
+//! 5. store the pieces to the folio's index slots: a racing look-up finds the old head or the
+//!    piece; the old head's identity refuses it if its page is no longer there;
+//! 6. make the versions even: from here on the pieces can be read.
+//!
+//! The caller wakes the futures that met a piece meanwhile when it has released the mutex.
+
+use super::users::{InUse, freeze_alone};
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::base::wait::Woken;
+use crate::frames::{Flags, FrameNumber, Identity, Order};
+use crate::index::{FolioAt, NoNodes};
+use crate::pages::core::Core;
+use crate::pages::mapping::Changing;
+
+/// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
+/// `order`. `Ok(Err(..))`: it is in use.
+///
+/// # Errors
+/// The index needs more nodes first; nothing was changed.
+pub(crate) fn split(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: FolioAt,
+    order: Order,
+) -> Result<Result<Woken, InUse>, NoNodes> {
+    let head = core.frames.frame(folio.frame);
+    let mapping = head.identity().mapping;
+    let mut writer = changing.writer(&core.nodes);
+    writer.reserve_split(folio.order, u32::from(order.get()))?;
+    // Being filled: its filler has a reference, and its version is odd.
+    if head.is_changing() {
+        return Ok(Err(InUse::Busy));
+    }
+    if let Err(why) = freeze_alone(core, folio.frame) {
+        return Ok(Err(why));
+    }
+    let pieces = 1 << (folio.order - u32::from(order.get()));
+    let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
+    hand_out_pieces(core, mapping, folio, order, pieces);
+    let split = writer.split(folio.page, folio.order, u32::from(order.get()), piece);
+    split.expect("the nodes were reserved, and the folio is there");
+    drop(writer);
+    changing.folios_added(u64::from(pieces - 1));
+    let mut woken = Woken::default();
+    for n in 0..pieces {
+        core.frames.frame(piece(n)).change_end();
+        // A reader may have taken a reference to a piece since step 3, and wait for this.
+        if !mutant::on(Mutant::MoveWakesNobody) {
+            woken.add(core.waiters.wake_later(piece(n).0));
+        }
+    }
+    core.counters.count(Event::Split);
+    Ok(Ok(woken))
+}
+
+/// Steps 3 and 4, under the policy's lock.
+fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
+    let (uses, file_bytes, mirrored) = {
+        let frame = core.frames.frame(folio.frame);
+        let uses = |n| if frame.is_piece_used(n, order) { frame.uses() } else { 0 };
+        let uses: Vec<u8> = (0..pieces).map(uses).collect();
+        (uses, frame.file_bytes(), frame.flags() & Flags::MIRRORED)
+    };
+    let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
+    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
+    core.residency.split(&core.frames, folio.frame, 1 << folio.order, &rest, || {
+        for n in 0..pieces {
+            let frame = core.frames.frame(piece(n));
+            let index = folio.page + u64::from(n * order.frames());
+            frame.hand_out(order);
+            frame.set_flags(mirrored);
+            frame.set_uses(uses[n as usize]);
+            frame.set_identity(Identity { mapping, index, order });
+            frame.set_file_bytes(
+                file_bytes.saturating_sub(n as usize * order.bytes()).min(order.bytes()),
+            );
+        }
+    });
+}

@@ -1,0 +1,138 @@
+//! The users of a folio in place: the one module that checks for them.
+//!
+//! | user | how it shows | what keeps new ones away |
+//! |---|---|---|
+//! | a counted guard, a read under a reference, a filler | `refs` of the count above 1 | the frozen bit |
+//! | a pin | `pins` of the count | the frozen bit |
+//! | a borrow | its folio's head in a reader's slot | the odd version |
+//!
+//! A map is no user: it shows what is in the file's mirror, which its folios leave with their pages
+//! (`mirror/mod.rs`). Nothing is written to a mirrored page.
+//!
+//! Freezes a folio by its count, scans the slots, thaws a frozen folio, and ends a folio that left
+//! its file while it was in use. The other files of this folder work on folios without users.
+
+use pinfold_policy::Answer;
+
+use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
+use crate::frames::{Flags, Frame, FrameNumber};
+use crate::pages::core::Core;
+use crate::pages::readers::Announced;
+
+/// Why a folio cannot be frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InUse {
+    /// It has another reference, or is not the folio it was.
+    Busy,
+    /// It is pinned.
+    Pinned,
+    /// A reader has announced it.
+    Borrowed,
+    /// Its bytes are newer than the source's, and must be written first.
+    Dirty,
+}
+
+impl InUse {
+    /// What the policy is told of a folio that stays for this reason.
+    pub(crate) fn answer(self) -> Answer {
+        match self {
+            InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
+            InUse::Pinned => Answer::Pinned,
+        }
+    }
+}
+
+/// Freezes a folio to which only the index has a reference, and makes its version odd. From here on
+/// no thread gets a reference or a pin, and no optimistic read succeeds. Existing borrows continue.
+pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
+    let expected = if mutant::on(Mutant::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
+    if mutant::on(Mutant::FreezePinned) && frame.count.pins() > 0 {
+        let _ = frame.count.unpin(frame.count.pins());
+    }
+    match frame.count.freeze(expected) {
+        Ok(()) => {
+            if !mutant::on(Mutant::FreezeStaysEven) {
+                frame.change_begin();
+            }
+            mutant::pause();
+            Ok(())
+        }
+        Err(word) if !word.is_frozen() && word.pins() > 0 => Err(InUse::Pinned),
+        Err(_) => Err(InUse::Busy),
+    }
+}
+
+/// Which of the folios at `heads`, whose versions are odd, readers have announced.
+pub(super) fn announced(core: &Core, heads: &[FrameNumber]) -> Announced {
+    core.readers.announced(heads, &core.counters)
+}
+
+/// Freezes one folio, unless it is in use or borrowed; under its mapping's `change` mutex.
+pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> {
+    let frame = core.frames.frame(head);
+    freeze(frame)?;
+    if announced(core, &[head]).has(0) {
+        thaw(core, frame);
+        return Err(InUse::Borrowed);
+    }
+    Ok(())
+}
+
+/// Without the scan of the slots: for the model of a wrong writer.
+#[cfg(all(test, loom))]
+pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
+    freeze(frame)
+}
+
+/// Thaws a folio whose bytes and identity have not changed: existing announcements stay valid.
+pub(super) fn thaw(core: &Core, frame: &Frame) {
+    core.counters.count(Event::Announced);
+    reopen(frame);
+}
+
+/// The same for any reason. Revokes the folio's grant: the list of grants goes by the version.
+pub(super) fn reopen(frame: &Frame) {
+    if frame.flags().contains(Flags::GRANTED) {
+        frame.revoke();
+    }
+    frame.change_end();
+    frame.count.unfreeze(1);
+}
+
+/// Gives back the index's references to folios that have left it: out of the index, version odd.
+///
+/// Wakes the threads that wait for one of them; they look the page up again. A folio that is not
+/// announced is freed by its last holder; one that is announced is deferred. So the last reference
+/// to a borrowed folio is never given back: the index's goes last.
+pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
+    // What is kept for mapped accesses is mirrored.
+    if gone.iter().any(|&head| core.frames.frame(head).is_mirrored()) {
+        core.let_go_of_recent(|head| gone.contains(&head));
+    }
+    let announced = announced(core, gone);
+    for (n, &head) in gone.iter().enumerate() {
+        core.waiters.wake(head.0);
+        let count = &core.frames.frame(head).count;
+        if mutant::on(Mutant::DropPins) && count.pins() > 0 {
+            let _ = count.unpin(count.pins());
+        }
+        if announced.has(n) && !mutant::on(Mutant::GoneAtOnce) {
+            core.counters.count(Event::Deferred);
+            core.deferred.push(head);
+        } else {
+            core.put(head);
+        }
+    }
+}
+
+/// Frees the deferred folios that are not borrowed any more; returns how many.
+pub(crate) fn collect(core: &Core) -> usize {
+    let Some(looked) = core.deferred.look() else { return 0 };
+    let announced = core.readers.look_again(looked.heads());
+    let over = looked.over(|n| announced.has(n));
+    for &head in &over {
+        core.put(head);
+    }
+    over.len()
+}

@@ -1,0 +1,228 @@
+//! Grants: which large folios counted guards may keep, and how much memory that is.
+//!
+//! A counted guard of one page keeps its whole folio. So a guard of a large folio (two pages or
+//! more) is only taken of one that is *granted*, and what is granted is at most a 20th of the
+//! cache. `borrow/admit.rs` asks for grants, revokes them, and splits the folio that gets none;
+//! `freeze/revoke.rs` revokes one. Here: the list, and what has become of the folios on it.
+//!
+//! # Why the bound holds
+//!
+//! A folio is on the list from before its flag is set until
+//! - it was frozen, so that nobody holds it, and thawed, which revokes the grant; or
+//! - its frames were freed or split, so that nobody holds it either.
+//!
+//! Its version tells both, as it moves by two each time.
+//!
+//! What guards keep is therefore what is granted, and as many single pages as they show. A folio
+//! that cannot be split when a guard is wanted (it is pinned, borrowed, or being read by others all
+//! the time) is granted beyond the limit; then nothing more is granted until the list is below the
+//! limit again.
+
+use std::collections::VecDeque;
+
+use crate::base::sync::Mutex;
+use crate::frames::{Flags, Frame, FrameNumber, Frames, Stamp};
+
+/// At most one in this many of the cache's pages is granted: so guards of n pages keep at most 2n
+/// pages, or a tenth of the cache.
+const SHARE: u32 = 20;
+
+/// The most folios that one search for an idle one looks at.
+const LOOKED_AT_MAX: usize = 8;
+
+/// The folios of a cache that are granted.
+#[derive(Debug)]
+pub(crate) struct Grants {
+    /// Held under no other lock, and no other is taken under it.
+    list: Mutex<List>,
+    pages_max: u32,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// The oldest first.
+    folios: VecDeque<Grant>,
+    /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled
+    /// yet.
+    pages: u32,
+}
+
+/// A folio that was granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) head: FrameNumber,
+    /// Its version then.
+    pub(crate) stamp: Stamp,
+    pages: u32,
+}
+
+/// What has become of a folio that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Now {
+    /// Freed, split or revoked.
+    Over,
+    /// It has users, or is being changed at this moment.
+    Used,
+    Idle,
+}
+
+impl Grant {
+    /// "Over" is final; the other two may have changed already.
+    fn now(&self, frame: &Frame) -> Now {
+        let since = frame.since(self.stamp);
+        let word = frame.count.word();
+        match since {
+            0 if !word.is_frozen() && word.refs() <= 1 && word.pins() == 0 => Now::Idle,
+            0 => Now::Used,
+            // Out of its file, and still referenced; or, for a moment, the next folio in its frames
+            // on its way. If that one is for index nodes, it is so for ever; but it is a page.
+            1 if !word.is_frozen() && frame.order().frames() == self.pages => Now::Used,
+            // Freed; or frozen, and whoever thaws it revokes the grant.
+            _ => Now::Over,
+        }
+    }
+}
+
+impl List {
+    /// Looks at two folios, and takes off what is over. Called for each that is added beyond the
+    /// limit, for which nobody looks for an idle one: so the list has at most as many that are over
+    /// as that are not, but for a few.
+    fn drop_over(&mut self, frames: &Frames) {
+        for _ in 0..2 {
+            let Some(grant) = self.folios.pop_front() else { return };
+            match grant.now(frames.frame(grant.head)) {
+                Now::Over => self.pages -= grant.pages,
+                Now::Used | Now::Idle => self.folios.push_back(grant),
+            }
+        }
+    }
+}
+
+impl Grants {
+    /// For a cache of `frames` frames.
+    pub(crate) fn new(frames: u32) -> Self {
+        Grants { list: Mutex::new(List::default()), pages_max: frames / SHARE }
+    }
+
+    /// Grants the folio at `head`, to which the caller has a reference, if the limit allows it, or
+    /// `anyway`. True if it is granted now.
+    pub(crate) fn give(&self, frames: &Frames, head: FrameNumber, anyway: bool) -> bool {
+        let frame = frames.frame(head);
+        let pages = frame.order().frames();
+        let mut list = self.list.lock();
+        if !frame.flags().contains(Flags::GRANTED) {
+            if list.pages + pages > self.pages_max {
+                if !anyway {
+                    return false;
+                }
+                list.drop_over(frames);
+            }
+            list.pages += pages;
+            list.folios.push_back(Grant { head, stamp: frame.last_stamp(), pages });
+        }
+        frame.grant();
+        true
+    }
+
+    /// Takes the oldest folio that nobody uses off the list, for [`settle`](Self::settle) to say
+    /// what became of it, and those before it that are over.
+    pub(crate) fn oldest_idle(&self, frames: &Frames) -> Option<Grant> {
+        let mut list = self.list.lock();
+        for _ in 0..list.folios.len().min(LOOKED_AT_MAX) {
+            let grant = list.folios.pop_front()?;
+            match grant.now(frames.frame(grant.head)) {
+                Now::Over => list.pages -= grant.pages,
+                Now::Used => list.folios.push_back(grant),
+                Now::Idle => return Some(grant),
+            }
+        }
+        None
+    }
+
+    /// A folio that [`oldest_idle`](Self::oldest_idle) gave was revoked, or stays on the list.
+    pub(crate) fn settle(&self, grant: Grant, revoked: bool) {
+        let mut list = self.list.lock();
+        if revoked {
+            list.pages -= grant.pages;
+        } else {
+            list.folios.push_back(grant);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::Grants;
+    use crate::frames::{FrameNumber, Frames, Order};
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    fn folio(frames: &Frames) -> FrameNumber {
+        let head = frames.alloc(Order::new(1).unwrap()).unwrap();
+        frames.frame(head).change_end();
+        head
+    }
+
+    fn free(frames: &Frames, head: FrameNumber) {
+        frames.frame(head).count.freeze(1).expect("nobody else has it");
+        frames.frame(head).change_begin();
+        frames.free(head, frames.frame(head).order());
+    }
+
+    /// A cache of two granted pages; the first grant is given.
+    fn one_granted() -> (Frames, Grants, FrameNumber) {
+        let frames = Frames::open(1 << 20).unwrap();
+        let grants = Grants { pages_max: 2, ..Grants::new(0) };
+        let first = folio(&frames);
+        assert!(grants.give(&frames, first, false));
+        assert!(!grants.give(&frames, folio(&frames), false), "the limit");
+        (frames, grants, first)
+    }
+
+    #[test]
+    fn what_was_freed_is_not_granted_any_more() {
+        let (frames, grants, first) = one_granted();
+        free(&frames, first);
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(grants.give(&frames, folio(&frames), false));
+    }
+
+    /// Their version stays odd for ever, as that of a folio does that left its file while it was
+    /// held.
+    #[test]
+    fn a_grant_is_over_when_its_frame_has_index_nodes() {
+        let (frames, grants, first) = one_granted();
+        free(&frames, first);
+        while frames.alloc(Order::MIN).expect("it is free") != first {}
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(grants.give(&frames, folio(&frames), false));
+    }
+
+    #[test]
+    fn what_left_its_file_while_it_is_held_is_granted_on() {
+        let (frames, grants, first) = one_granted();
+        frames.frame(first).count.get(1);
+        frames.frame(first).change_begin();
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(!grants.give(&frames, folio(&frames), false));
+    }
+
+    /// Upgrades put folios on it whatever the limit is.
+    #[test]
+    fn the_list_does_not_grow_with_each_upgrade() {
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let memory = std::sync::Arc::new(Memory::new(vec![7; 128 << 10]));
+        let file = cache.attach("file", memory).unwrap();
+        let reader = cache.reader().unwrap();
+        let mut buf = vec![0; 128 << 10];
+        for _ in 0..1000 {
+            file.read_at(&mut buf, 0).unwrap(); // a folio of 128 KiB
+            drop(file.borrow(0, &reader).unwrap().upgrade().unwrap());
+            file.invalidate(0..128 << 10).unwrap(); // or it is evicted
+        }
+        let list = cache.core().grants.list.lock();
+        let (folios, pages) = (list.folios.len(), list.pages);
+        drop(list);
+        assert!(folios < 100, "{folios} folios, {pages} pages, of a cache of 2048 pages");
+    }
+}

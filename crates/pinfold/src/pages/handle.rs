@@ -1,0 +1,203 @@
+//! One open of a file, as the four ways in (copy, borrow, pin, map) use it.
+//!
+//! The handle has the cache, the file and its access pattern. It also copies what a hit needs of
+//! the cache and the file into one cache line, which saves three dependent loads before the first
+//! load of the page's own data. `file/mod.rs` has the public type.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::base::counters::Counters;
+use crate::frames::{FrameNumber, PAGE_SHIFT, Window};
+use crate::index::Lookup;
+use crate::options::Reference;
+use crate::pages::core::Core;
+use crate::pages::mapping::Mapping;
+use crate::pages::stream::{Learned, Stream, Unread};
+
+/// A file, the cache it is read through, and the access pattern.
+///
+/// # Invariants
+///
+/// `lookup` is of `mapping`'s index, `window` of `core`'s frames, and `counters` are `core`'s.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Handle {
+    // The first cache line, in the order in which a hit needs it.
+    lookup: Lookup,
+    pub(crate) window: Window,
+    /// The mapping's number.
+    pub(crate) id: u32,
+    /// The longest read that is tried without a reference.
+    pub(crate) short_max_bytes: u32,
+    counters: CoresCounters,
+    // The second cache line.
+    pub(crate) core: Arc<Core>,
+    pub(crate) mapping: Arc<Mapping>,
+    /// The address of the core's readers. A borrow compares it with its reader's.
+    pub(crate) readers_address: usize,
+    pub(crate) reference: Reference,
+    pub(crate) stream: Stream,
+}
+
+/// The counters of a handle's core, without a load to find them.
+#[derive(Debug)]
+struct CoresCounters(NonNull<Counters>);
+
+// SAFETY: it is used as a `&Counters` alone, and all threads may share those.
+unsafe impl Send for CoresCounters where Counters: Sync {}
+// SAFETY: as above.
+unsafe impl Sync for CoresCounters where Counters: Sync {}
+
+#[cfg(not(loom))]
+const _: () =
+    assert!(std::mem::offset_of!(Handle, core) == 64, "what a hit needs is one cache line");
+
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<Handle>() == 128, "docs/design.md, Limits, says so");
+
+impl Handle {
+    /// Takes over a mapping whose open is already counted. `window_max_bytes` limits readahead.
+    pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
+        let short_max_bytes = core.options.short_read_max_bytes;
+        Handle {
+            // SAFETY: the handle keeps the mapping, which keeps its index.
+            lookup: unsafe { Lookup::of(&mapping.index) },
+            // SAFETY: the handle keeps the core, which keeps its frames.
+            window: unsafe { Window::of(&core.frames) },
+            id: mapping.id,
+            short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
+            counters: CoresCounters(NonNull::from(&core.counters)),
+            readers_address: Arc::as_ptr(&core.readers).addr(),
+            reference: core.options.reference,
+            stream: Stream::new(window_max_bytes, &mapping.learned),
+            core,
+            mapping,
+        }
+    }
+
+    /// The head of the folio that has `page`: a hint, as from
+    /// [`Index::lookup_hint`](crate::index::Index).
+    #[inline(always)]
+    pub(crate) fn hint(&self, page: u64) -> FrameNumber {
+        match self.lookup.hint(page, 0) {
+            Some(head) => head,
+            None => self.hint_behind(page),
+        }
+    }
+
+    /// The same, for the page that has byte `offset` of the file.
+    #[inline(always)]
+    pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
+        match self.lookup.hint(offset, PAGE_SHIFT) {
+            Some(head) => head,
+            None => self.hint_of_byte_behind(offset),
+        }
+    }
+
+    /// The same, and whether the folio is a small one.
+    #[inline(always)]
+    pub(crate) fn hint_and_size_of_byte(&self, offset: u64) -> (FrameNumber, bool) {
+        let known = self.lookup.hint_and_size(offset, PAGE_SHIFT);
+        known.unwrap_or_else(|| (self.hint_of_byte_behind(offset), false))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hint_behind(&self, page: u64) -> FrameNumber {
+        self.lookup.hint_behind(&self.mapping.index, page)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hint_of_byte_behind(&self, offset: u64) -> FrameNumber {
+        self.hint_behind(offset >> PAGE_SHIFT)
+    }
+
+    /// What [`Stream`] asks for: the file's credit, and what became of pages that were read ahead.
+    /// May be wrong: it takes no lock, and holds nothing.
+    pub(crate) fn learned(&self) -> (&Learned, impl Fn(Range<u64>) -> Unread) {
+        (&self.mapping.learned, |pages| self.unread(pages))
+    }
+
+    fn unread(&self, pages: Range<u64>) -> Unread {
+        let (mut unread, mut page) = (Unread::default(), pages.start);
+        // Ends: each turn advances `page`.
+        while page < pages.end {
+            let found = self.window.try_both(self.hint(page)).and_then(|(frame, _)| {
+                let identity = frame.identity();
+                let is_there = identity.mapping == self.id && identity.pages().contains(&page);
+                is_there.then(|| (frame, identity.pages().end.min(pages.end)))
+            });
+            let Some((frame, end)) = found else {
+                unread.absent += 1;
+                page += 1;
+                continue;
+            };
+            // What maps show is used by accesses that nobody counts.
+            if frame.is_unread() && !frame.is_mirrored() {
+                unread.unused += end - page;
+            }
+            page = end;
+        }
+        unread
+    }
+
+    /// The cache's counters.
+    #[inline(always)]
+    pub(crate) fn counters(&self) -> &Counters {
+        // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
+        // content.
+        unsafe { self.counters.0.as_ref() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // A forked child does not take the stream's mutex.
+        if self.core.owner.is_here() {
+            self.stream.end(self.mapping.len_bytes(), self.learned());
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::Write;
+
+    use crate::{Cache, Options};
+
+    #[test]
+    fn what_a_file_has_grown_by_is_found_by_the_directory() {
+        const MIB: usize = 1 << 20;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![1; MIB]).unwrap();
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let old = cache.open(file.path()).unwrap();
+        let mut block = [0; 64];
+        old.read_at(&mut block, 0).unwrap();
+        file.write_all(&vec![2; 4 * MIB]).unwrap();
+        old.invalidate(0..0).unwrap();
+        assert_eq!(old.len(), 5 * MIB as u64);
+        let young = cache.open(file.path()).unwrap();
+        for at in (0..5 * MIB).step_by(4096) {
+            assert_eq!(old.read_at(&mut block, at as u64).unwrap(), 64);
+            let page = (at / 4096) as u64;
+            let head = old.handle().mapping.index.lookup(page);
+            assert_eq!(old.handle().lookup.hint(page, 0), head, "page {page}");
+        }
+        // The old handle looks past the end of its directory once, newer handles never do.
+        let last = (5 * MIB / 4096) as u64 - 1;
+        assert_eq!(young.handle().lookup.hint(last, 0), None);
+        assert_eq!(young.read_at(&mut block, last * 4096).unwrap(), 64);
+        let head = old.handle().mapping.index.lookup(last);
+        assert!(head.is_some());
+        assert_eq!(young.handle().lookup.hint(last, 0), head);
+        assert_eq!(young.clone().handle().lookup.hint(last, 0), head);
+        // Changes are stored to both arrays.
+        old.invalidate(0..8192).unwrap();
+        assert_eq!(old.handle().lookup.hint(0, 0), young.handle().lookup.hint(0, 0));
+        assert_ne!(old.handle().lookup.hint(last, 0), old.handle().lookup.hint(0, 0));
+    }
+}

@@ -1,0 +1,638 @@
+//! A file in the cache (a mapping), and the table of all of them.
+//!
+//! A mapping has the index with its lock, the length and the source. Finds mappings by file and by
+//! number, and removes them. Pages are handled in `fill` and `freeze`.
+//!
+//! # Locks
+//!
+//! `resizing` is taken before all others, and is the only lock held during a call of the source.
+//! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
+//! Only a batch (`freeze/batch.rs`) takes the `change` mutexes of several mappings, in rising order
+//! of their numbers. Under a `change` mutex nothing is read, and no frame or node is allocated, as
+//! eviction takes it; but the heap may be used (a larger directory, once for a file that grows; the
+//! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the
+//! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
+use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
+use crate::mapped::mirror::{Mirror, Refused};
+use crate::mapped::swap::pages::{Pages, Unused};
+use crate::mapped::uffd::Uffd;
+use crate::pages::pressure::OnItsWay;
+use crate::pages::stream::Learned;
+use crate::source::{Backing, Contents, FileId, Identity, Key, LetGo, Truncated, shared_bytes};
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+/// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
+pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
+
+/// The current length of the source of the file `path`.
+///
+/// # Errors
+/// The source cannot report it, or it is above [`LEN_MAX_BYTES`].
+pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
+    match backing.len_bytes() {
+        Ok(len_bytes) => check_len(len_bytes, path),
+        Err(cause) => {
+            Err(ErrorKind::Length { path: path.to_owned(), cause: Arc::new(cause) }.into())
+        }
+    }
+}
+
+/// The length, if a file may have it.
+///
+/// # Errors
+/// It is above [`LEN_MAX_BYTES`].
+pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
+    let most_bytes = LEN_MAX_BYTES;
+    if len_bytes > most_bytes {
+        return Err(ErrorKind::TooLong { path: path.to_owned(), len_bytes, most_bytes }.into());
+    }
+    Ok(len_bytes)
+}
+
+/// The memory of a mapping whose pages are the program's own: what eviction asks of it.
+pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
+    /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
+    fn take_out(&self, pages: std::ops::Range<u64>);
+
+    /// Of these pages, in rising order, those that could leave memory without a write, and whose
+    /// protection has ended without a fault, count as stored to from now on. Called under the
+    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
+    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused>;
+
+    /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
+    /// to the swap, so that they may leave memory. If the swap has just failed or was full, only
+    /// with `now`. No lock may be held.
+    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool);
+}
+
+/// One file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) index: Index,
+    /// The number by which its folios name it.
+    pub(crate) id: u32,
+    /// The number by which ghosts name it: the same when it is opened again.
+    pub(crate) ghosts_of: u64,
+    len_bytes: AtomicU64,
+    /// Held while the source is asked for its length and the answer is applied.
+    pub(crate) resizing: Mutex<()>,
+    change: Mutex<Change>,
+    pub(crate) backing: Backing,
+    /// Where its mapped pages are, once it has been mapped.
+    mirror: OnceLock<Arc<Mirror>>,
+    /// What its pages are in if they are the program's own; then it has no mirror.
+    own: OnceLock<Arc<dyn OwnMemory>>,
+    /// What of it is being filled.
+    pub(crate) on_its_way: OnItsWay,
+    /// How many of its folios' reads have ended. Not from `crate::base::sync`: only time depends on it.
+    pub(crate) reads_ended: std::sync::atomic::AtomicU64,
+    /// What reading ahead of it was good for.
+    pub(crate) learned: Learned,
+    /// For messages.
+    pub(crate) path: PathBuf,
+    /// Changes under the table's mutex.
+    handles: AtomicU64,
+    /// Two opens with equal identities are one file. Sources of the program's own may have none.
+    identity: Option<Identity>,
+    /// Of a file of the system: what its cached pages were read under. Changes under `resizing`.
+    /// Taken after all other locks.
+    read_under: Mutex<Option<ReadUnder>>,
+    /// It cannot be opened any more, because its key names another version now. Changes under the
+    /// table's mutex, which orders it: hence not from `crate::base::sync`.
+    outdated: std::sync::atomic::AtomicBool,
+}
+
+/// What the cached pages of a file were read under: each of them after a moment at which the file
+/// had these contents. So they are the file's if it still has, and the contents were settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadUnder {
+    contents: Contents,
+    settled: bool,
+    /// It is settled only as long as all reads are direct (`source/contents.rs`).
+    by_fine_times: bool,
+    /// It was appended to, as far as is known. Who goes on reading it trusts in that.
+    grown: bool,
+}
+
+impl ReadUnder {
+    /// The file has had these contents just now. `backing` is of the file.
+    pub(crate) fn now(contents: Contents, backing: &Backing) -> Self {
+        let by_age = contents.are_settled(false);
+        let settled = by_age || contents.are_settled(backing.has_fine_times());
+        ReadUnder { contents, settled, by_fine_times: !by_age, grown: false }
+    }
+
+    /// The same, after an append.
+    pub(crate) fn as_grown(self) -> Self {
+        ReadUnder { grown: true, ..self }
+    }
+
+    pub(crate) fn is(&self, contents: &Contents) -> bool {
+        self.contents == *contents
+    }
+
+    /// The same as `is_settled_as` for a reader that follows the file.
+    pub(crate) fn is_followed_as(&self, contents: &Contents) -> bool {
+        (self.settled || self.grown) && self.is(contents)
+    }
+
+    /// Whether pages that were read under it are those of a file with these contents. Those of a file
+    /// that has grown were compared in part only.
+    pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
+        let grown = self.grown && !mutant::on(Mutant::OpenTrustsGrown);
+        mutant::on(Mutant::OpenUncompared) || (self.settled && !grown && self.is(contents))
+    }
+}
+
+/// The state that the `change` mutex guards.
+#[derive(Debug)]
+struct Change {
+    owner: IndexOwner,
+    /// Folios in the index.
+    folios: u64,
+    /// Where the bytes of its pages are, if they are the program's own.
+    own: Option<Pages>,
+}
+
+/// A mapping's `change` mutex, held: the right to change its index.
+#[derive(Debug)]
+pub(crate) struct Changing<'a> {
+    mapping: &'a Mapping,
+    guard: MutexGuard<'a, Change>,
+}
+
+impl Mapping {
+    /// The length as of the last open or the last time the source was asked.
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        // Acquire: pairs with the release in `set_len_bytes`; a reader that sees a folio filled
+        // under a new length sees that length.
+        mutant::pause();
+        let bytes = self.len_bytes.load(Ordering::Acquire);
+        mutant::pause();
+        bytes
+    }
+
+    /// Bytes of what is kept for it outside of the arena, the directory apart, as for
+    /// [`Stats::files_bytes`](crate::Stats::files_bytes).
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(Key, u32)>();
+        let names = match &self.identity {
+            // Its key is in the table, too.
+            Some(Identity { key: Key::Object(key), version, .. }) => {
+                2 * key.capacity() + version.as_ref().map_or(0, String::capacity)
+            }
+            _ => 0,
+        };
+        let own = shared_bytes(size_of::<Self>()) + self.path.capacity() + names + TABLE;
+        (own + Backing::heap_bytes(self.is_of_system())) as u64
+    }
+
+    /// Whether its cached pages are those of a file with these contents. Of a block device nobody
+    /// knows.
+    fn has_pages_of(&self, contents: Option<&Contents>) -> bool {
+        let under = self.read_under();
+        contents.zip(under).is_some_and(|(contents, under)| under.is_settled_as(contents))
+    }
+
+    /// What its cached pages were read under, if it is a file of the system.
+    pub(crate) fn read_under(&self) -> Option<ReadUnder> {
+        let indirect = self.backing.is_read_indirectly() && !mutant::on(Mutant::FineTimesStay);
+        let mut under = self.read_under.lock();
+        if let Some(under) = under.as_mut().filter(|under| under.by_fine_times && indirect) {
+            under.settled = false;
+        }
+        *under
+    }
+
+    /// Notes that nothing is cached that was read before the file had these contents. The caller
+    /// holds `resizing`.
+    pub(crate) fn set_read_under(&self, contents: ReadUnder) {
+        *self.read_under.lock() = Some(contents);
+    }
+
+    /// Whether it is a file of the system, or a block device.
+    pub(crate) fn is_of_system(&self) -> bool {
+        matches!(self.identity, Some(Identity { key: Key::File(_), .. }))
+    }
+
+    /// Whether it is this one.
+    pub(crate) fn is_file(&self, file: FileId) -> bool {
+        self.identity.as_ref().is_some_and(|identity| identity.key == Key::File(file))
+    }
+
+    pub(crate) fn set_len_bytes(&self, bytes: u64) {
+        // Release: pairs with the acquire in `len_bytes`.
+        self.len_bytes.store(bytes, Ordering::Release);
+        mutant::pause();
+    }
+
+    /// Its mirror, made by the first call, with the userfaultfd that `uffd` gives.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mirror`], or what `uffd` fails with.
+    pub(crate) fn mirror<'u>(
+        &self,
+        uffd: impl FnOnce() -> Result<&'u Arc<Uffd>>,
+    ) -> Result<&Arc<Mirror>> {
+        if let Some(mirror) = self.mirror.get() {
+            return Ok(mirror);
+        }
+        // Under the mutex under which the length changes, so that it is of one length.
+        let _resizing = self.resizing.lock();
+        if self.mirror.get().is_none() {
+            let made = Mirror::new(self.len_bytes(), uffd()?);
+            let _ = self.mirror.set(Arc::new(made.map_err(|why| self.mirror_error(why))?));
+        }
+        Ok(self.mirror_of_folios())
+    }
+
+    /// What its mirror has in memory.
+    #[cfg(feature = "testing")]
+    pub(crate) fn mirrored_bytes(&self) -> u64 {
+        self.mirror.get().map_or(0, |mirror| mirror.bytes_in_memory())
+    }
+
+    /// The error that the system has refused something of its mirror.
+    pub(crate) fn mirror_error(&self, why: Refused) -> Error {
+        let Refused { what, cause } = why;
+        ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
+    }
+
+    /// Waits for threads that are putting bytes of `pages` into its mirror, or taking them out.
+    /// The caller holds no lock, but perhaps `resizing`, which these threads do not take.
+    pub(crate) fn settle_mirror(&self, pages: &Range<u64>) {
+        if let Some(mirror) = self.mirror.get() {
+            mirror.settle(pages);
+        }
+    }
+
+    /// Whether somebody is just putting a page of these into the mirror, or taking one out.
+    pub(crate) fn is_mirror_unsettled(&self, pages: &Range<u64>) -> bool {
+        self.mirror.get().is_some_and(|mirror| mirror.is_unsettled(pages))
+    }
+
+    /// Its mirror, if it has one by now.
+    pub(crate) fn mirror_if_made(&self) -> Option<&Arc<Mirror>> {
+        self.mirror.get()
+    }
+
+    /// The mirror of a file with mirrored folios.
+    pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
+        self.mirror.get().expect("mirrored folios are those of a file that has a mirror")
+    }
+
+    /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
+    /// any.
+    pub(crate) fn make_own(&self, pages: Pages, memory: Arc<dyn OwnMemory>) {
+        self.change.lock().own = Some(pages);
+        assert!(self.own.set(memory).is_ok(), "a mapping has one memory");
+    }
+
+    /// The memory of its pages, if they are the program's own.
+    pub(crate) fn own(&self) -> Option<&Arc<dyn OwnMemory>> {
+        self.own.get()
+    }
+
+    /// Takes the `change` mutex.
+    pub(crate) fn change(&self) -> Changing<'_> {
+        Changing { mapping: self, guard: self.change.lock() }
+    }
+
+    /// Checks the result of a read of the source.
+    pub(crate) fn check_read(
+        &self,
+        offset: u64,
+        asked: usize,
+        got: usize,
+    ) -> Result<(), Truncated> {
+        Truncated::check(offset, asked as u64, got as u64, self.len_bytes())
+    }
+}
+
+impl Changing<'_> {
+    /// The file.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        self.mapping
+    }
+
+    /// The index's writer.
+    pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a> {
+        self.mapping.index.writer(&mut self.guard.owner, nodes)
+    }
+
+    /// Notes that the index has `n` more folios.
+    pub(crate) fn folios_added(&mut self, n: u64) {
+        self.guard.folios += n;
+    }
+
+    /// Notes that the index has one folio less.
+    pub(crate) fn folio_removed(&mut self) {
+        self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
+    }
+
+    /// Where the bytes of its pages are, if they are the program's own.
+    pub(crate) fn own(&mut self) -> Option<&mut Pages> {
+        self.guard.own.as_mut()
+    }
+
+    /// Before pages of these leave memory without a write: see [`OwnMemory::distrust`]. Returns slots
+    /// of no more use.
+    pub(crate) fn distrust(&mut self, pages: &[u64]) -> Vec<Unused> {
+        match (self.mapping.own(), self.guard.own.as_mut()) {
+            (Some(memory), Some(states)) => memory.distrust(states, pages),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the bytes of the folio at `page` are elsewhere, too.
+    pub(crate) fn is_clean(&mut self, nodes: &NodePool, page: u64) -> bool {
+        match self.own() {
+            Some(pages) => pages.may_leave(page),
+            None => self.writer(nodes).is_clean(page),
+        }
+    }
+
+    /// Folios in the index.
+    pub(crate) fn folios(&self) -> u64 {
+        self.guard.folios
+    }
+
+    /// The head of the folio that has `page`: exact, under the mutex.
+    pub(crate) fn head(&self, page: u64) -> Option<FrameNumber> {
+        self.mapping.index.lookup(page)
+    }
+}
+
+/// All mappings of a cache.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    table: Mutex<Table>,
+}
+
+/// A number is reused once its mapping is removed, which requires that no folio names it: each
+/// folio forgets it, under an odd version, under the mutex under which it leaves the index. So
+/// whatever entry an old hint leads to, the number in a valid entry is that of the mapping in the
+/// table.
+#[derive(Debug)]
+struct Table {
+    by_id: Vec<Option<Arc<Mapping>>>,
+    free_ids: Vec<u32>,
+    by_key: HashMap<Key, u32>,
+    /// All numbers are below it.
+    ids_end: u32,
+}
+
+/// What is kept for files outside of the budget.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) files: u64,
+    pub(crate) files_bytes: u64,
+    pub(crate) directories_bytes: u64,
+}
+
+/// What is left to do when a handle was dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Closed {
+    /// It was the last one, and the file can never be opened again: it has no identity, or is
+    /// outdated.
+    pub(crate) for_good: bool,
+    /// The source, if it was the last one.
+    pub(crate) source: LetGo,
+}
+
+impl Mappings {
+    pub(crate) fn new() -> Self {
+        let table = Table {
+            by_id: Vec::new(),
+            free_ids: Vec::new(),
+            by_key: HashMap::new(),
+            ids_end: MAPPING_NONE,
+        };
+        Mappings { table: Mutex::new(table) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    /// The mapping with the number `id`, if there is one.
+    pub(crate) fn get(&self, id: u32) -> Option<Arc<Mapping>> {
+        self.table().by_id.get(id as usize)?.clone()
+    }
+
+    /// All mappings.
+    pub(crate) fn all(&self) -> Vec<Arc<Mapping>> {
+        self.table().by_id.iter().flatten().cloned().collect()
+    }
+
+    /// What is kept for all mappings outside of the budget.
+    pub(crate) fn kept(&self) -> Kept {
+        let table = self.table();
+        let mut kept = Kept::default();
+        for mapping in table.by_id.iter().flatten() {
+            kept.files += 1;
+            kept.files_bytes += mapping.heap_bytes();
+            kept.directories_bytes += mapping.index.heap_bytes();
+        }
+        kept
+    }
+
+    /// The number of mappings.
+    pub(crate) fn count(&self) -> usize {
+        let table = self.table();
+        table.by_id.len() - table.free_ids.len()
+    }
+
+    /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
+    /// A mapping without handles takes the new source. Also returns a mapping that this call made
+    /// outdated (the same object in another version), with a handle that the caller drops.
+    ///
+    /// # Errors
+    /// Another version of it is open, or all numbers are in use.
+    pub(crate) fn open(
+        &self,
+        nodes: &NodePool,
+        identity: Option<Identity>,
+        path: PathBuf,
+        backing: Backing,
+        len_bytes: u64,
+    ) -> Result<(Arc<Mapping>, Option<Arc<Mapping>>)> {
+        // Dropped after the table is unlocked.
+        let _old_source;
+        let mut table = self.table();
+        let mut outdated = None;
+        let known = identity.as_ref().and_then(|identity| table.by_key.get(&identity.key).copied());
+        if let Some(id) = known {
+            let mapping = table.by_id[id as usize].clone();
+            let mapping = mapping.expect("a file that is listed has a mapping");
+            // Relaxed, here and below: ordered by the table's mutex.
+            let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
+            let changed = changed(&mapping, identity.as_ref(), &path);
+            let contents = identity.as_ref().and_then(|identity| identity.contents.as_ref());
+            let rewritten = nobodys && mapping.is_of_system() && !mapping.has_pages_of(contents);
+            match changed {
+                Some(error) if !nobodys => return Err(error),
+                Some(_) => mapping.outdated.store(true, Ordering::Relaxed),
+                None if rewritten => mapping.outdated.store(true, Ordering::Relaxed),
+                None if nobodys => _old_source = mapping.backing.adopt(&backing),
+                None => {}
+            }
+            if mapping.outdated.load(Ordering::Relaxed) && table.is_full() {
+                return Err(table.too_many(path));
+            }
+            mapping.handles.fetch_add(1, Ordering::Relaxed);
+            if !mapping.outdated.load(Ordering::Relaxed) {
+                return Ok((mapping, None));
+            }
+            outdated = Some(mapping);
+        }
+        let Some(id) = table.take_id() else { return Err(table.too_many(path)) };
+        let read_under = identity.as_ref().and_then(|identity| identity.contents);
+        let read_under = read_under.map(|contents| ReadUnder::now(contents, &backing));
+        let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
+        let mapping = Arc::new(Mapping {
+            ghosts_of: identity.as_ref().map_or_else(|| index.id(), Identity::number),
+            index,
+            id,
+            len_bytes: AtomicU64::new(len_bytes),
+            resizing: Mutex::new(()),
+            change: Mutex::new(Change { owner, folios: 0, own: None }),
+            backing,
+            mirror: OnceLock::new(),
+            own: OnceLock::new(),
+            on_its_way: OnItsWay::default(),
+            learned: Learned::nothing(),
+            reads_ended: 0.into(),
+            path,
+            handles: AtomicU64::new(1),
+            identity: identity.clone(),
+            read_under: Mutex::new(read_under),
+            outdated: false.into(),
+        });
+        table.by_id[id as usize] = Some(mapping.clone());
+        if let Some(identity) = identity {
+            table.by_key.insert(identity.key, id);
+        }
+        Ok((mapping, outdated))
+    }
+
+    /// The mapping of a file that has handles, with one more.
+    pub(crate) fn open_again(&self, file: FileId) -> Option<Arc<Mapping>> {
+        let table = self.table();
+        let id = *table.by_key.get(&Key::File(file))?;
+        let mapping = table.by_id[id as usize].as_ref()?;
+        // Relaxed, both: ordered by the table's mutex.
+        if mapping.handles.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        mapping.handles.fetch_add(1, Ordering::Relaxed);
+        Some(mapping.clone())
+    }
+
+    /// Adds a handle to `mapping`, which has one.
+    pub(crate) fn clone_handle(&self, mapping: &Mapping) {
+        let _table = self.table();
+        let before = mapping.handles.fetch_add(1, Ordering::Relaxed);
+        assert!(before > 0, "a handle was cloned that was not there");
+    }
+
+    /// Removes a handle.
+    ///
+    /// Without handles a mapping has no source: whoever opens the file brings one. So a source may
+    /// have handles of the cache that has it, and a file that is closed has no descriptor. (Dirty
+    /// folios will need the source until they are written.)
+    pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
+        let _table = self.table();
+        let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
+        assert!(before > 0, "a handle was dropped that was not there");
+        if before > 1 {
+            return Closed { for_good: false, source: LetGo::default() };
+        }
+        let outdated = mapping.outdated.load(Ordering::Relaxed);
+        let for_good = mapping.identity.is_none() || outdated;
+        // Its descriptor, which is about to go, knows whether all reads were direct.
+        mapping.read_under();
+        Closed { for_good, source: mapping.backing.let_go() }
+    }
+
+    /// Removes the mapping if it has neither handles nor folios.
+    pub(crate) fn retire(&self, mapping: &Mapping) {
+        // A hint: usually there are handles.
+        if mapping.handles.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        mutant::pause();
+        let mut table = self.table();
+        let id = mapping.id as usize;
+        let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));
+        let opened =
+            mapping.handles.load(Ordering::Relaxed) > 0 && !mutant::on(Mutant::RetireUnchecked);
+        if !listed || opened {
+            return;
+        }
+        if mapping.change().folios() > 0 {
+            return;
+        }
+        // The key of an outdated mapping belongs to a newer one.
+        if let Some(identity) = &mapping.identity
+            && table.by_key.get(&identity.key) == Some(&mapping.id)
+        {
+            table.by_key.remove(&identity.key);
+        }
+        table.by_id[id] = None;
+        table.free_ids.push(mapping.id);
+    }
+}
+
+impl Table {
+    fn is_full(&self) -> bool {
+        self.free_ids.is_empty() && self.by_id.len() >= self.ids_end as usize
+    }
+
+    fn too_many(&self, path: PathBuf) -> Error {
+        ErrorKind::TooManyFiles { path, most: self.ids_end }.into()
+    }
+
+    /// A number for a new mapping.
+    fn take_id(&mut self) -> Option<u32> {
+        if self.is_full() {
+            return None;
+        }
+        Some(self.free_ids.pop().unwrap_or_else(|| {
+            self.by_id.push(None);
+            self.by_id.len() as u32 - 1
+        }))
+    }
+}
+
+/// The error, if the mapping is of another version than `identity`, which has the same key.
+fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Option<Error> {
+    let (known, new) = (mapping.identity.as_ref()?, identity?);
+    let (Key::Object(key), Some(open), Some(attached)) = (&known.key, &known.version, &new.version)
+    else {
+        return None;
+    };
+    (open != attached).then(|| {
+        ErrorKind::SourceChanged {
+            path: path.to_owned(),
+            key: key.clone(),
+            open: open.clone(),
+            attached: attached.clone(),
+        }
+        .into()
+    })
+}

@@ -1,0 +1,31 @@
+//! The cache proper: which pages of which files are in memory, and how they come and go.
+//!
+//! It stands on `mapped/`, `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows below it.
+//!
+//! ```text
+//! fill/       a miss: which thread fills, which wait; reading ahead
+//! reclaim/    memory under the budget: allocation, eviction, the daemon, compaction
+//! freeze/     what needs a folio that nobody uses: drop, split, migrate, lend, revoke
+//! handle      one open of a file, with all that a hit needs in one cache line
+//! core        the parts of one cache together; holding a folio, and letting it go
+//! mapping     one file: its index, its `change` mutex, its length, its source
+//! readers/    a record of slots for each reader, the scan of all, deferred folios
+//! pressure/   watermarks; the threads and futures that wait for memory
+//! residency   which folios are cached, in the policy's order; the ghosts
+//! grants      which large folios counted guards may keep whole
+//! stream      the pattern of reads of one handle, and how far to read ahead
+//! failures    errors of failed fills, for the threads that waited
+//! ```
+
+pub(crate) mod core;
+pub(crate) mod failures;
+pub(crate) mod fill;
+pub(crate) mod freeze;
+pub(crate) mod grants;
+pub(crate) mod handle;
+pub(crate) mod mapping;
+pub(crate) mod pressure;
+pub(crate) mod readers;
+pub(crate) mod reclaim;
+pub(crate) mod residency;
+pub(crate) mod stream;

@@ -1,0 +1,102 @@
+//! The bell of the reclaiming thread: wakes it, and ends it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::sync::thread::{self, JoinHandle};
+use crate::base::sync::{Condvar, Mutex};
+
+/// A request to the reclaiming thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ring {
+    Sleep,
+    Evict,
+    End,
+}
+
+/// Wakes the reclaiming thread, and ends it.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    ring: Arc<(Mutex<Ring>, Condvar)>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The reclaiming thread's side of a [`Bell`].
+#[derive(Debug)]
+pub(crate) struct Listener(Arc<(Mutex<Ring>, Condvar)>);
+
+impl Bell {
+    pub(super) fn new() -> Self {
+        let ring = Arc::new((Mutex::new(Ring::Sleep), Condvar::new()));
+        Bell { ring, thread: Mutex::new(None) }
+    }
+
+    /// The reclaiming thread's side.
+    pub(crate) fn listener(&self) -> Listener {
+        Listener(self.ring.clone())
+    }
+
+    /// Sets the reclaiming thread, which is joined when the bell is dropped.
+    pub(crate) fn is_heard_by(&self, thread: JoinHandle<()>) {
+        *self.thread.lock() = Some(thread);
+    }
+
+    /// Wakes the reclaiming thread: fewer frames are free than should be.
+    pub(crate) fn ring(&self) {
+        let (ring, wake) = &*self.ring;
+        let mut ring = ring.lock();
+        if *ring == Ring::Sleep {
+            *ring = Ring::Evict;
+            wake.notify_all();
+        }
+    }
+
+    /// Ends the reclaiming thread and joins it.
+    pub(crate) fn end(&self) {
+        let (ring, wake) = &*self.ring;
+        *ring.lock() = Ring::End;
+        wake.notify_all();
+        // The reclaiming thread itself may be the one that drops the cache.
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Listener {
+    /// Sleeps until the bell rings; false if the thread shall end.
+    pub(crate) fn wait(&self) -> bool {
+        let (ring, wake) = &*self.0;
+        let mut ring = ring.lock();
+        while *ring == Ring::Sleep {
+            ring = wake.wait(ring);
+        }
+        heard(&mut ring)
+    }
+
+    /// Sleeps until the bell rings or for about `nap`; `None` if it did not ring, and
+    /// `Some(false)` if the thread shall end.
+    pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
+        let (mutex, wake) = &*self.0;
+        let mut ring = mutex.lock();
+        if *ring == Ring::Sleep {
+            ring = wake.wait_timeout(mutex, ring, nap);
+        }
+        (*ring != Ring::Sleep).then(|| heard(&mut ring))
+    }
+}
+
+fn heard(ring: &mut Ring) -> bool {
+    if *ring == Ring::End {
+        return false;
+    }
+    *ring = Ring::Sleep;
+    true
+}

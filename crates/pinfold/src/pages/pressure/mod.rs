@@ -1,0 +1,455 @@
+//! Memory pressure: how much is free, how much is being filled, and which threads wait for memory.
+//!
+//! Has the watermarks and limits that follow from a cache's size, the level of fills in flight, and
+//! the sleep of threads that find nothing free. `reclaim` acts on it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the levels, and waiting until one changes |
+//! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
+//! | `claims.rs` | what the claims come to, where futures are not polled |
+//! | `bell.rs` | waking and ending the reclaiming thread |
+//! | `to_write.rs` | pages of own memory on their way to the swap |
+//! | `load.rs` | how many pages threads bring at a time for mapped accesses |
+//!
+//! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
+
+mod bell;
+mod claims;
+mod load;
+mod queue;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+mod to_write;
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+// Not from `crate::base::sync`: levels and hints, on which no protocol depends.
+use std::sync::atomic::AtomicU32;
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use crate::base::wait;
+use crate::frames::Order;
+use bell::Bell;
+pub(crate) use bell::Listener;
+pub(crate) use claims::Claim;
+use load::Load;
+pub(crate) use load::{Bringing, LOOK_AGAIN, Queued};
+use queue::Queue;
+pub(crate) use queue::{Keeps, Refused, Share, Turn};
+use to_write::ToWrite;
+
+/// Pages that a thread without memory evicts at a time, at least and at most.
+const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
+
+/// Frames of folios that are being filled.
+#[derive(Debug, Default)]
+pub(crate) struct OnItsWay(AtomicU32);
+
+impl OnItsWay {
+    /// How many they are.
+    pub(crate) fn frames(&self) -> u32 {
+        // Relaxed: a level.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Pages that somebody holds for long: how many there may be has a limit.
+#[derive(Debug, Default)]
+pub(crate) struct HeldPages(AtomicU32);
+
+impl HeldPages {
+    /// Adds `pages`, unless they were more than `most` then: `Err` says how many there are.
+    pub(crate) fn add(&self, pages: u32, most: u32) -> Result<(), u32> {
+        let more = |held: u32| held.checked_add(pages).filter(|all| *all <= most);
+        // Relaxed, here and below: a level, compared with a limit.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop)
+    }
+
+    pub(crate) fn pages(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_back(&self, pages: u32) {
+        self.0.fetch_sub(pages, Ordering::Relaxed);
+    }
+}
+
+/// A thread that waits with a folio.
+#[derive(Debug)]
+#[must_use = "dropped at once, it may not wait"]
+pub(crate) struct WaitsWith<'a> {
+    all: &'a HeldPages,
+    pages: u32,
+}
+
+impl Drop for WaitsWith<'_> {
+    fn drop(&mut self) {
+        self.all.take_back(self.pages);
+    }
+}
+
+/// Steps of progress, and who waits for one.
+#[derive(Debug)]
+struct Progress {
+    queue: Mutex<Queue>,
+    /// Of the threads.
+    wake: Condvar,
+}
+
+/// The state of a cache's memory use.
+#[derive(Debug)]
+pub(crate) struct Pressure {
+    /// Below this many free frames the reclaiming thread is woken.
+    pub(crate) low_frames: u32,
+    /// It evicts until this many frames are free.
+    pub(crate) high_frames: u32,
+    /// The largest folio of a cache of this size.
+    pub(crate) order_max: Order,
+    /// Pages that a thread without memory evicts at a time.
+    pub(crate) direct_pages: u32,
+    pub(crate) bell: Bell,
+    progress: Arc<Progress>,
+    /// The round of the futures' claims, as it was when it was last asked for.
+    round: AtomicU32,
+    /// Of all files.
+    on_its_way: OnItsWay,
+    /// Half of the cache.
+    on_its_way_max: u32,
+    /// Where the next search for folios to move out of an unmovable run begins.
+    pub(crate) unmovable_hand: AtomicU32,
+    /// Held by the thread that makes a large block free. Taken under no other lock.
+    pub(crate) making_block: Mutex<()>,
+    /// The number of the run at which the next such thread begins.
+    pub(crate) block_hand: AtomicU32,
+    pub(crate) evictors: Evictors,
+    pub(crate) to_write: ToWrite,
+    /// Of own memory, by the program.
+    pub(crate) held: HeldPages,
+    /// Copies that the program keeps.
+    pub(crate) copied: HeldPages,
+    /// By threads that wait for lent memory.
+    waiting_with: HeldPages,
+    load: Load,
+    /// How many folios were lent so far: where that goes on, lent memory is not lacking.
+    pub(crate) lent: std::sync::atomic::AtomicU64,
+}
+
+/// The threads that evict.
+// Not from `crate::base::sync`: how many there are decides who waits, and no protocol rests on that.
+#[derive(Debug, Default)]
+pub(crate) struct Evictors(std::sync::atomic::AtomicU32);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+#[must_use = "dropped at once, it is none"]
+pub(crate) struct Evictor<'a>(&'a Evictors);
+
+impl Evictors {
+    /// `None`: there are `most`.
+    pub(crate) fn enter(&self, most: u32) -> Option<Evictor<'_>> {
+        // Relaxed, here and in the drop: a number alone.
+        let before = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let evictor = Evictor(self); // whose drop takes it back
+        (before < most).then_some(evictor)
+    }
+}
+
+impl Drop for Evictor<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl Pressure {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
+        // Enough for a burst of readers, little enough to cost few hits.
+        let low_frames = (frames / 128).max(8);
+        // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
+        Pressure {
+            low_frames,
+            high_frames: low_frames * 2,
+            order_max: Order::new(order as u8).expect("at most the largest"),
+            direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
+            bell: Bell::new(),
+            progress: Arc::default(),
+            round: AtomicU32::new(0),
+            on_its_way: OnItsWay::default(),
+            on_its_way_max: frames / 2,
+            unmovable_hand: AtomicU32::new(0),
+            making_block: Mutex::new(()),
+            block_hand: AtomicU32::new(0),
+            evictors: Evictors::default(),
+            to_write: ToWrite::default(),
+            held: HeldPages::default(),
+            copied: HeldPages::default(),
+            waiting_with: HeldPages::default(),
+            load: Load::new(frames),
+            lent: std::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    /// For a model, with these watermarks (0: none) and this number of pages that a thread without
+    /// memory evicts at a time.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn model(
+        frames: u32,
+        order_max: Order,
+        (low_frames, high_frames): (u32, u32),
+        direct_pages: u32,
+    ) -> Self {
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
+    }
+
+    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
+    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            // Relaxed, here and below: a level, compared with a limit.
+            level.0.fetch_add(order.frames(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the fill has ended, successfully or not.
+    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            level.0.fetch_sub(order.frames(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a file has more on its way than half of the cache has left for that. Then it reads
+    /// nothing ahead: a source that hangs must neither take the memory of all others nor keep them
+    /// from reading ahead. So one file alone has at most a quarter of the cache on its way. If the
+    /// sources of `n` files hang, each has an `n + 1`th of the half, and others have as much.
+    /// `more` frames count as on their way already.
+    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay, more: u32) -> bool {
+        let [all, own] = self.on_their_way(of_file).map(|frames| frames + more);
+        own > self.on_its_way_max.saturating_sub(all)
+    }
+
+    /// Notes that something was freed or became evictable.
+    pub(crate) fn progress(&self) {
+        self.progress.step(0, Claim::default());
+    }
+
+    /// What notes that a worker is free.
+    pub(crate) fn hook(&self) -> impl Fn() + Send + Sync + use<> {
+        let progress = self.progress.clone();
+        move || progress.step(0, Claim::default())
+    }
+
+    /// The number of calls of `progress` so far.
+    pub(crate) fn progress_seen(&self) -> u64 {
+        self.progress.lock().times
+    }
+
+    /// Wakes the future whose turn is next, and passes over those that were woken and not polled.
+    pub(crate) fn wake_first(&self) {
+        let mut queue = self.progress.lock();
+        // Relaxed: who sees it late is polled again.
+        self.round.store(queue.next_round(), Ordering::Relaxed);
+        let next = queue.next_or_pass_over();
+        drop(queue);
+        wake(next);
+    }
+
+    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way: from here until
+    /// the future has handed them over, gives up, or is dropped. `Err`: it has to queue. Either way
+    /// with the progress seen. `queues`: it has a turn already, which has come.
+    pub(crate) fn claim(
+        &self,
+        (file, of_file): (u32, &OnItsWay),
+        pages: u32,
+        queues: bool,
+    ) -> (Result<Claim, Refused>, u64) {
+        let on_their_way = self.on_their_way(of_file);
+        let mut queue = self.progress.lock();
+        queue.claim((file, pages), queues, on_their_way, self.on_its_way_max)
+    }
+
+    /// The future that has this claim is polled. Cost: a load, unless a round has ended.
+    pub(crate) fn renew(&self, file: u32, claim: &mut Claim) {
+        // Relaxed: see `wake_first`.
+        if claim.pages() > 0 && claim.round() != self.round.load(Ordering::Relaxed) {
+            self.progress.lock().renew(file, claim);
+        }
+    }
+
+    /// Frames on their way of all files, and of one.
+    fn on_their_way(&self, of_file: &OnItsWay) -> [u32; 2] {
+        [&self.on_its_way, of_file].map(OnItsWay::frames)
+    }
+
+    /// What the futures of a file bring, and may bring.
+    pub(crate) fn share(&self, file: u32, of_file: &OnItsWay) -> Share {
+        let on_their_way = self.on_their_way(of_file);
+        self.progress.lock().share(file, on_their_way, self.on_its_way_max)
+    }
+
+    /// Pages that all futures have a claim to, and those of the file.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn claimed(&self, file: u32) -> [u32; 2] {
+        self.progress.lock().claimed(file)
+    }
+
+    /// Whether no future queues or has a claim.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.progress.lock().lines.is_empty()
+    }
+
+    /// Whether a claim of so many pages is one that is granted to one future of a file alone.
+    pub(crate) fn is_large(&self, pages: u32) -> bool {
+        pages > self.on_its_way_max / 2
+    }
+
+    /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
+    /// [`Self::keeps_no_guards`], or until it is woken and not polled for a while. Two could wait
+    /// for each other.
+    pub(crate) fn may_keep_guards(&self) -> Option<Keeps> {
+        self.progress.lock().may_keep_guards()
+    }
+
+    /// Whether such a batch, which was polled and queues with a `turn` of `file`, may go on so. If
+    /// not, it was passed over.
+    pub(crate) fn keeps_guards(&self, keeps: &Keeps, file: u32, turn: Turn) -> bool {
+        self.progress.lock().keeps_guards(keeps, (file, turn))
+    }
+
+    /// The end of such a batch: another one may. Nothing happens if it was passed over.
+    pub(crate) fn keeps_no_guards(&self, keeps: &Keeps) {
+        if self.progress.lock().keeps_no_guards(keeps) {
+            self.progress();
+        }
+    }
+
+    /// Whether a batch may wait for memory with its guards, and has not ended.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn has_keeper(&self) -> bool {
+        self.progress.lock().has_keeper()
+    }
+
+    /// The end of a claim: another future may begin.
+    pub(crate) fn release(&self, file: u32, claim: Claim) {
+        self.progress.step(file, claim);
+    }
+
+    /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
+    /// meanwhile is woken by the next step, or by the reclaiming thread.
+    pub(crate) fn unclaim(&self, file: u32, claim: Claim) {
+        self.progress.lock().give_up(file, claim);
+    }
+
+    /// Whether a future waits to be woken.
+    pub(crate) fn is_queued_for(&self) -> bool {
+        self.progress.lock().has_sleepers()
+    }
+
+    /// Queues a future that was refused: in its place if it had one, else at the end of its file's
+    /// line. Its claim ends. `None` if there was progress beyond `seen`, or
+    /// nobody is before it any more: then it has to try again, and keeps its turn if it has one.
+    pub(crate) fn queue(
+        &self,
+        (file, turn): (u32, Option<Turn>),
+        (why, seen): (Refused, u64),
+        claimed: Claim,
+        waker: &Waker,
+    ) -> Option<Turn> {
+        let waker = waker.clone();
+        let mut queue = self.progress.lock();
+        queue.give_up(file, claimed);
+        let added = queue.add((file, turn), (why, seen), waker);
+        drop(queue); // before the waker, if it comes back
+        let (turn, next) = added.ok()?;
+        wake(next);
+        // The reclaiming thread looks after those that queue.
+        self.bell.ring();
+        Some(turn)
+    }
+
+    /// Whether the future still queues. Then `waker` is the one to wake.
+    pub(crate) fn is_queued(&self, file: u32, turn: Turn, waker: &Waker) -> bool {
+        let mut waker = waker.clone();
+        let queued = self.progress.lock().is_queued(file, turn, &mut waker);
+        drop(waker);
+        queued
+    }
+
+    /// The future does not wait any more: it has what it wanted.
+    pub(crate) fn served(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, true);
+    }
+
+    /// The future does not wait any more. If it was woken already, the next one is woken instead.
+    pub(crate) fn leave(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, !mutant::on(Mutant::DropKeepsTurn));
+    }
+
+    fn remove(&self, file: u32, turn: Turn, gives_on: bool) {
+        let (waker, next) = self.progress.lock().remove(file, turn, gives_on);
+        drop(waker);
+        wake(next);
+    }
+
+    /// Waits until so many pages may be brought for a mapped access.
+    pub(crate) fn bring(&self, pages: u32) -> Bringing<'_> {
+        self.load.begin(pages)
+    }
+
+    /// The same for a task, which waits for its turn.
+    pub(crate) fn bring_later(&self, pages: u32) -> Queued<'_> {
+        self.load.queue(pages)
+    }
+
+    /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
+    /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
+    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
+    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<WaitsWith<'_>> {
+        let most = (self.on_its_way_max / 8).max(pages);
+        let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
+        self.waiting_with.add(pages, most).ok()?;
+        Some(WaitsWith { all: &self.waiting_with, pages })
+    }
+
+    /// Sleeps until there is progress beyond `seen`, at most for `nap`.
+    pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
+        let queue = self.progress.lock();
+        if queue.times == seen {
+            drop(if mutant::on(Mutant::SleepUntilWoken) {
+                self.progress.wake.wait(queue)
+            } else {
+                self.progress.wake.wait_timeout(&self.progress.queue, queue, nap)
+            });
+        }
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress { queue: Mutex::new(Queue::default()), wake: Condvar::new() }
+    }
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock()
+    }
+
+    /// A step, by which a claim of the file may end.
+    fn step(&self, file: u32, claimed: Claim) {
+        let next = self.lock().step(file, claimed);
+        self.wake.notify_all();
+        wake(next);
+    }
+}
+
+fn wake(next: Option<Waker>) {
+    if let Some(waker) = next {
+        wait::wake(waker);
+    }
+}

@@ -1,0 +1,447 @@
+//! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
+//! nobody, but says who is to be woken.
+//!
+//! They queue, in a line for each file, and one for all copies (`futures/room.rs`): a file whose
+//! reads hang keeps its own futures waiting, and no others. Each step of progress wakes the first of
+//! one line, and the lines take turns: waking all would make each try in vain.
+//!
+//! | a future that | does |
+//! |---|---|
+//! | is new | tries, unless its file has a line, or some line waits for memory: then it queues |
+//! | is woken and gets what it wants | leaves, and wakes the next: there may be more |
+//! | is woken and is refused | keeps its place; if its file alone is why, the next line tries |
+//! | is dropped after it was woken | leaves, and wakes the next |
+//! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
+//!
+//! What futures bring is held for them until they are polled. So each claims its pages while its
+//! read is under way, and a file's claims are bounded as what it has on its way is. One future of
+//! a file may always begin, however much it wants. `claims.rs` says what becomes of the claims of
+//! futures that are not polled.
+//!
+//! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
+//! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
+//! time, the *keeper*: two could wait for each other. The others queue without guards. A keeper
+//! that was woken and is not polled is passed over, too: the next batch that asks is the keeper
+//! from then on. The one before learns that when it is polled, and drops its guards.
+//!
+//! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
+//! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
+//! and are not polled.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::claims::{Claim, Claims, ROUND};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sizes::UNPOLLED;
+
+/// Who waits for memory, and for what.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// How often memory was freed or a fill ended.
+    pub(super) times: u64,
+    /// By the number of the file. A line without futures and claims is removed.
+    pub(super) lines: BTreeMap<u32, Line>,
+    /// Files with a future to wake, the one whose turn is next first.
+    order: VecDeque<u32>,
+    /// Lines that wait for memory.
+    short: usize,
+    /// Of all files.
+    claims: Claims,
+    /// The number of the round of claims, and since when it lasts.
+    round: u32,
+    round_since: Option<Instant>,
+    last: u64,
+    /// The batch that may wait for memory with its guards.
+    keeper: Option<Keeper>,
+    /// How often a keeper was passed over that was polled after all, up to [`SLOW_MAX`].
+    slow: u32,
+}
+
+/// See the head.
+#[derive(Debug)]
+struct Keeper {
+    keeps: Keeps,
+    /// With which it queues for memory, and of which file. `None` until its first poll ends.
+    turn: Option<(u32, Turn)>,
+    /// When that turn came, if it was not polled since.
+    woken: Option<Instant>,
+}
+
+/// The permission of a keeper. Another batch may have it by now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Keeps(u64);
+
+/// The futures of one file.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The one that has waited longest first: ordered by their turns.
+    queue: VecDeque<(Turn, State)>,
+    /// How many were passed over.
+    passed_over: usize,
+    /// How many were woken, and when the last one was.
+    awake: usize,
+    woken: Option<Instant>,
+    /// It is in `Queue::order`.
+    listed: bool,
+    /// The last one that tried found no memory.
+    short: bool,
+    /// `Queue::times` when it did.
+    tried: Option<u64>,
+    claims: Claims,
+}
+
+/// What a future that queues does.
+#[derive(Debug)]
+enum State {
+    /// It sleeps until this is woken.
+    Sleeps(Waker),
+    /// It was woken, and tries when it is polled.
+    Awake,
+    /// It was woken, and was not polled for so long that it counts no more.
+    PassedOver,
+}
+
+/// How many pages the futures of a file bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) claimed: u32,
+    /// With one future the number may be larger.
+    pub(crate) most: u32,
+}
+
+/// The place of a future that queues for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64);
+
+/// Why a future queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Others were there before it: it has not tried.
+    Behind,
+    /// For what its own file has on its way, or does not get; or it wants a copy. Others may be
+    /// luckier.
+    OwnFile,
+    /// There is no memory.
+    NoMemory,
+}
+
+/// A keeper that is passed over loses what it has brought. If it is polled after all, the program
+/// is slow to poll, and the next one is given twice the time; so often at most.
+const SLOW_MAX: u32 = 4;
+
+impl Queue {
+    /// Makes a batch the keeper, if there is none, or that one is not polled.
+    pub(super) fn may_keep_guards(&mut self) -> Option<Keeps> {
+        let most = self.keeper_unpolled();
+        let is_passed_over = |keeper: &Keeper| {
+            keeper.woken.is_some_and(|since| since.elapsed() >= most)
+                && !mutant::on(Mutant::UnpolledKeepsGuards)
+        };
+        let may = self.keeper.as_ref().is_none_or(is_passed_over);
+        (may || mutant::on(Mutant::AllKeepGuards)).then(|| {
+            self.last += 1;
+            self.keeper = Some(Keeper { keeps: Keeps(self.last), turn: None, woken: None });
+            Keeps(self.last)
+        })
+    }
+
+    /// How long a keeper may take from being woken to being polled.
+    pub(super) fn keeper_unpolled(&self) -> Duration {
+        UNPOLLED * (1 << self.slow)
+    }
+
+    /// Whether a batch that was polled is the keeper still. If so, it queues with that turn.
+    pub(super) fn keeps_guards(&mut self, keeps: &Keeps, (file, turn): (u32, Turn)) -> bool {
+        let line = &self.lines[&file];
+        // Once more.
+        let is_woken = !line.queue[line.at(turn).expect("it has a turn")].1.sleeps();
+        let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.keeps == *keeps) else {
+            self.slow = SLOW_MAX.min(self.slow + 1);
+            return mutant::on(Mutant::AllKeepGuards) || mutant::on(Mutant::PassedOverKeepsGuards);
+        };
+        keeper.turn = Some((file, turn));
+        keeper.woken = is_woken.then(Instant::now);
+        true
+    }
+
+    /// The batch is not the keeper any more. False if it was not.
+    pub(super) fn keeps_no_guards(&mut self, keeps: &Keeps) -> bool {
+        self.keeper.take_if(|keeper| keeper.keeps == *keeps).is_some()
+    }
+
+    /// Whether there is a keeper.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn has_keeper(&self) -> bool {
+        self.keeper.is_some()
+    }
+
+    /// Ends a claim.
+    pub(super) fn give_up(&mut self, file: u32, claim: Claim) {
+        if claim.pages() > 0 {
+            self.claims.take(claim, self.round);
+            let line = self.lines.get_mut(&file).expect("it has a claim");
+            line.claims.take(claim, self.round);
+            self.tidy(file);
+        }
+    }
+
+    /// The future that has this claim is polled.
+    pub(super) fn renew(&mut self, file: u32, claim: &mut Claim) {
+        let renewed = Claim::new(claim.pages(), self.round);
+        let line = &mut self.lines.get_mut(&file).expect("it has a claim").claims;
+        for claims in [&mut self.claims, line] {
+            claims.take(*claim, self.round);
+            claims.add(renewed, self.round);
+        }
+        *claim = renewed;
+    }
+
+    /// Ends the round, if it has lasted long enough. Returns the present one.
+    pub(super) fn next_round(&mut self) -> u32 {
+        let since = self.round_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= ROUND {
+            *since = Instant::now();
+            self.round = self.round.wrapping_add(1);
+            self.claims.grow_old();
+            self.lines.values_mut().for_each(|line| line.claims.grow_old());
+        }
+        self.round
+    }
+
+    /// Pages that all futures have a claim to, and those of the file.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn claimed(&self, file: u32) -> [u32; 2] {
+        [self.claims.all(), self.lines.get(&file).map_or(0, |line| line.claims.all())]
+    }
+
+    fn tidy(&mut self, file: u32) {
+        let is_empty = |line: &Line| line.queue.is_empty() && line.claims.all() == 0;
+        if self.lines.get(&file).is_some_and(is_empty) {
+            self.lines.remove(&file);
+        }
+    }
+
+    fn set_short(&mut self, file: u32, short: bool) {
+        let line = self.lines.get_mut(&file).expect("it has futures");
+        let was = std::mem::replace(&mut line.short, short);
+        self.short = self.short + usize::from(short) - usize::from(was);
+    }
+
+    /// Puts the file into the order, or takes it out, after its line has changed.
+    fn list(&mut self, file: u32) {
+        let line = self.lines.get_mut(&file).expect("it has futures");
+        if !line.listed && line.sleepers() > 0 && line.awake == 0 {
+            line.listed = true;
+            self.order.push_back(file);
+        } else if line.listed && line.sleepers() == 0 {
+            line.listed = false;
+            self.order.retain(|&listed| listed != file);
+        }
+    }
+
+    /// The future whose turn is next, to be woken without the mutex.
+    fn next(&mut self) -> Option<Waker> {
+        let file = self.order.pop_front()?;
+        self.set_short(file, false);
+        let line = self.lines.get_mut(&file).expect("it is listed");
+        line.listed = false;
+        line.awake += 1;
+        let now = Instant::now();
+        line.woken = Some(now);
+        let (turn, state) = line.queue.iter_mut().find(|(_, state)| state.sleeps())?;
+        if let Some(keeper) = &mut self.keeper
+            && keeper.turn == Some((file, *turn))
+        {
+            keeper.woken = Some(now);
+        }
+        let State::Sleeps(waker) = std::mem::replace(state, State::Awake) else { return None };
+        Some(waker)
+    }
+
+    /// The same, unless all have tried since the last step of progress.
+    fn next_untried(&mut self) -> Option<Waker> {
+        let untried = self.lines[self.order.front()?].tried != Some(self.times);
+        if untried { self.next() } else { None }
+    }
+
+    /// The same, after those were passed over, of the line whose last one was woken the longest
+    /// ago, that are not polled: they must not keep the others of their line waiting.
+    pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
+        let unpolled = |(&file, line): (&u32, &Line)| {
+            let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
+            (line.awake > 0 && line.sleepers() > 0).then_some((since, file))
+        };
+        if let Some((_, file)) = self.lines.iter().filter_map(unpolled).min() {
+            self.lines.get_mut(&file).expect("it was found").pass_over();
+            self.list(file);
+        }
+        self.next()
+    }
+
+    /// A step of progress, by which a claim of the file may end.
+    pub(super) fn step(&mut self, file: u32, claimed: Claim) -> Option<Waker> {
+        self.give_up(file, claimed);
+        self.times += 1;
+        self.next()
+    }
+
+    /// Claims pages for a future, if it may begin; with the progress seen. `on_their_way` are pages
+    /// of all files, and of its own. See [`Pressure::claim`](super::Pressure::claim).
+    pub(super) fn claim(
+        &mut self,
+        (file, pages): (u32, u32),
+        queues: bool,
+        on_their_way: [u32; 2],
+        pages_max: u32,
+    ) -> (Result<Claim, Refused>, u64) {
+        let is_short = self.short > 0;
+        let share = self.share(file, on_their_way, pages_max);
+        let line = self.lines.entry(file).or_default();
+        let behind = !queues && (is_short || line.has_futures());
+        let claimed = if behind && !mutant::on(Mutant::NewcomerFirst) {
+            Err(Refused::Behind)
+        } else if share.claimed > 0 && share.claimed + pages > share.most {
+            Err(Refused::OwnFile)
+        } else {
+            let claim = Claim::new(pages, self.round);
+            line.claims.add(claim, self.round);
+            self.claims.add(claim, self.round);
+            Ok(claim)
+        };
+        self.tidy(file);
+        (claimed, self.times)
+    }
+
+    /// What counts of the claims of a file's futures, and how much that may be: each of n files has
+    /// an n + 1th.
+    pub(super) fn share(&self, file: u32, [all, own]: [u32; 2], pages_max: u32) -> Share {
+        let claimed = self.lines.get(&file).map_or(0, |line| line.claims.counted(own));
+        let others = self.claims.counted(all).saturating_sub(claimed);
+        Share { claimed, most: pages_max.saturating_sub(others) / 2 }
+    }
+
+    /// Whether a future waits to be woken.
+    pub(super) fn has_sleepers(&self) -> bool {
+        self.lines.values().any(|line| line.sleepers() > 0)
+    }
+
+    /// Queues a future that was refused; with another that is to be woken. `Err`: it has to try
+    /// again, and this is its waker. See [`Pressure::queue`](super::Pressure::queue).
+    pub(super) fn add(
+        &mut self,
+        (file, turn): (u32, Option<Turn>),
+        (why, seen): (Refused, u64),
+        waker: Waker,
+    ) -> Result<(Turn, Option<Waker>), Waker> {
+        // Those before it may have left since, which is no progress.
+        let behind = self.short > 0 || self.lines.get(&file).is_some_and(Line::has_futures);
+        if self.times != seen || (why == Refused::Behind && !behind) {
+            return Err(waker);
+        }
+        self.last += 1;
+        let new = Turn(self.last);
+        let line = self.lines.entry(file).or_default();
+        let at = turn.and_then(|turn| line.at(turn)).filter(|_| !mutant::on(Mutant::RefusedLast));
+        let turn = if let (Some(turn), Some(at)) = (turn, at) {
+            line.polled(at);
+            line.queue[at].1 = State::Sleeps(waker);
+            turn
+        } else {
+            if let Some(at) = turn.and_then(|turn| line.at(turn)) {
+                line.polled(at);
+                line.queue.remove(at);
+            }
+            line.queue.push_back((new, State::Sleeps(waker)));
+            new
+        };
+        if why != Refused::Behind {
+            line.tried = Some(seen);
+            self.set_short(file, why == Refused::NoMemory);
+        }
+        self.list(file);
+        let next = if why == Refused::OwnFile { self.next_untried() } else { None };
+        Ok((turn, next))
+    }
+
+    /// Whether the future still queues. Then `waker` is exchanged for the one that it left.
+    pub(super) fn is_queued(&mut self, file: u32, turn: Turn, waker: &mut Waker) -> bool {
+        let line = self.lines.get_mut(&file).expect("it queues");
+        let at = line.at(turn).expect("it has a turn");
+        let State::Sleeps(left) = &mut line.queue[at].1 else { return false };
+        std::mem::swap(left, waker);
+        true
+    }
+
+    /// Takes a future out: its waker, unless it was woken, and the next that is to be woken, if it
+    /// was and `gives_on`.
+    pub(super) fn remove(
+        &mut self,
+        file: u32,
+        turn: Turn,
+        gives_on: bool,
+    ) -> (Option<Waker>, Option<Waker>) {
+        let line = self.lines.get_mut(&file).expect("it queues");
+        let at = line.at(turn).expect("it has a turn");
+        let was_woken = !line.queue[at].1.sleeps();
+        if was_woken {
+            line.polled(at);
+            line.tried = None;
+        }
+        let waker = match line.queue.remove(at) {
+            Some((_, State::Sleeps(waker))) => Some(waker),
+            _ => None,
+        };
+        self.list(file);
+        if was_woken || !self.lines[&file].has_futures() {
+            self.set_short(file, false);
+        }
+        self.tidy(file);
+        let next = if was_woken && gives_on { self.next() } else { None };
+        (waker, next)
+    }
+}
+
+impl State {
+    fn sleeps(&self) -> bool {
+        matches!(self, State::Sleeps(_))
+    }
+}
+
+impl Line {
+    /// Whether any queue that were not passed over.
+    fn has_futures(&self) -> bool {
+        let passed_over = if mutant::on(Mutant::PassedOverFirst) { 0 } else { self.passed_over };
+        self.queue.len() > passed_over
+    }
+
+    /// How many wait to be woken.
+    fn sleepers(&self) -> usize {
+        self.queue.len() - self.awake - self.passed_over
+    }
+
+    /// The one at `at`, which was woken, is polled.
+    fn polled(&mut self, at: usize) {
+        match self.queue[at].1 {
+            State::Sleeps(_) => unreachable!("it was woken"),
+            State::Awake => self.awake -= 1,
+            State::PassedOver => self.passed_over -= 1,
+        }
+    }
+
+    /// Those that were woken count no more.
+    fn pass_over(&mut self) {
+        for (_, state) in &mut self.queue {
+            if matches!(state, State::Awake) {
+                *state = State::PassedOver;
+            }
+        }
+        self.passed_over += std::mem::take(&mut self.awake);
+    }
+
+    /// Where in the queue the future with that turn is.
+    fn at(&self, turn: Turn) -> Option<usize> {
+        self.queue.binary_search_by_key(&turn, |&(turn, _)| turn).ok()
+    }
+}

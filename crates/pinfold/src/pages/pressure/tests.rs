@@ -1,0 +1,299 @@
+//! Futures that queue for memory: whose turn it is, what they claim, and what wakes them.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use pinfold_testing::waker::Counted;
+
+use super::{Claim, OnItsWay, Order, Pressure, Refused, Turn};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sizes::{ROUND, UNPOLLED};
+
+/// Whatever else: a future is dropped, and its waker with it.
+struct Enters(Arc<Pressure>);
+
+impl Wake for Enters {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Enters {
+    fn drop(&mut self) {
+        self.0.progress();
+    }
+}
+
+fn queue(pressure: &Pressure, file: u32, why: Refused, waker: &Waker) -> Turn {
+    let seen = pressure.progress_seen();
+    pressure.queue((file, None), (why, seen), Claim::default(), waker).expect("no progress")
+}
+
+/// Claims pages for a new future of a file of which nothing is on its way.
+fn claim(pressure: &Pressure, file: u32, pages: u32) -> Result<Claim, Refused> {
+    pressure.claim((file, &OnItsWay::default()), pages, false).0
+}
+
+/// A pressure with futures of these files that queue, and how often each was woken.
+fn queued<const N: usize>(
+    files: [u32; N],
+    why: Refused,
+) -> (Pressure, [Turn; N], impl Fn() -> [usize; N]) {
+    let pressure = Pressure::new(1 << 10, Order::MAX);
+    let woken: [_; N] = std::array::from_fn(|_| Counted::waker());
+    let turns = std::array::from_fn(|n| queue(&pressure, files[n], why, &woken[n].1));
+    (pressure, turns, move || std::array::from_fn(|n| woken[n].0.times()))
+}
+
+#[test]
+fn the_future_of_a_file_that_has_waited_longest_is_woken_and_gives_its_turn_on() {
+    let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+    pressure.progress();
+    pressure.progress();
+    assert_eq!(woken(), [1, 0, 0], "one at a time");
+    assert!(!pressure.is_queued(7, turns[0], Waker::noop()));
+    assert!(pressure.is_queued(7, turns[2], Waker::noop()), "and its waker is another now");
+    pressure.served(7, turns[0]);
+    assert_eq!(woken(), [1, 1, 0]);
+    pressure.served(7, turns[1]);
+    pressure.served(7, turns[2]);
+    assert_eq!(woken(), [1, 1, 0]);
+    assert!(!pressure.is_queued_for());
+    assert!(pressure.progress.lock().lines.is_empty(), "nothing is left");
+}
+
+#[test]
+fn files_take_turns() {
+    let (pressure, turns, woken) = queued([1, 1, 2, 3], Refused::NoMemory);
+    (0..3).for_each(|_| pressure.progress());
+    assert_eq!(woken(), [1, 0, 1, 1]);
+    pressure.served(1, turns[0]);
+    assert_eq!(woken(), [1, 1, 1, 1]);
+}
+
+#[test]
+fn who_is_refused_keeps_its_turn() {
+    let refused = || {
+        let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+        pressure.progress();
+        let seen = pressure.progress_seen();
+        let again = (Refused::OwnFile, seen);
+        let waker = Waker::noop();
+        let turn = pressure
+            .queue((7, Some(turns[0])), again, Claim::default(), waker)
+            .expect("no progress");
+        pressure.progress();
+        (turn == turns[0] && !pressure.is_queued(7, turn, waker), woken())
+    };
+    assert_eq!(refused(), (true, [1, 0, 0]));
+    let caught = mutant::with(Some(Mutant::RefusedLast), refused);
+    assert_eq!(caught, (false, [1, 1, 0]), "the mutant does nothing");
+}
+
+#[test]
+fn who_comes_later_does_not_try_before_those_that_queue() {
+    let claims = || {
+        let (pressure, turns, _) = queued([7], Refused::OwnFile);
+        let of_new = [7, 8].map(|file| claim(&pressure, file, 1).map(drop));
+        pressure.leave(7, turns[0]);
+        let (pressure, _, _) = queued([7], Refused::NoMemory);
+        let for_memory = [7, 8].map(|file| claim(&pressure, file, 1).map(drop));
+        [of_new, for_memory]
+    };
+    let behind = Err(Refused::Behind);
+    assert_eq!(claims(), [[behind, Ok(())], [behind, behind]]);
+    let caught = mutant::with(Some(Mutant::NewcomerFirst), claims);
+    assert_eq!(caught, [[Ok(()); 2]; 2], "the mutant does nothing");
+}
+
+#[test]
+fn a_file_has_claims_to_a_quarter_and_leaves_as_much_to_others() {
+    let pressure = Pressure::new(1 << 10, Order::MAX);
+    let claimed = claim(&pressure, 1, 256).unwrap();
+    let claim = |file, pages| claim(&pressure, file, pages).map(drop);
+    assert_eq!(claim(1, 1), Err(Refused::OwnFile));
+    assert_eq!(claim(2, 128), Ok(()));
+    assert_eq!(claim(2, 1), Err(Refused::OwnFile));
+    assert_eq!(claim(3, 1 << 10), Ok(()), "a file's first may be of any size");
+    assert_eq!(claim(4, 1), Ok(()));
+    pressure.release(1, claimed);
+    assert_eq!(claim(1, 1), Ok(()));
+}
+
+#[test]
+fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
+    let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+    pressure.wake_first();
+    std::thread::sleep(UNPOLLED);
+    pressure.wake_first();
+    assert_eq!(woken(), [1, 1, 0]);
+    // And has the better turn nevertheless.
+    let seen = pressure.progress_seen();
+    let again = (Refused::NoMemory, seen);
+    pressure
+        .queue((7, Some(turns[0])), again, Claim::default(), Waker::noop())
+        .expect("no progress");
+    pressure.served(7, turns[1]);
+    assert!(!pressure.is_queued(7, turns[0], Waker::noop()), "it is woken first");
+}
+
+#[test]
+fn a_future_that_is_dropped_after_it_was_woken_wakes_the_next() {
+    let dropped = || {
+        let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+        pressure.leave(7, turns[1]);
+        assert_eq!(woken(), [0, 0, 0], "it had not been woken");
+        pressure.progress();
+        pressure.leave(7, turns[0]);
+        woken()
+    };
+    assert_eq!(dropped(), [1, 0, 1]);
+    let caught = mutant::with(Some(Mutant::DropKeepsTurn), dropped);
+    assert_eq!(caught, [1, 0, 0], "the mutant does nothing");
+}
+
+#[test]
+fn who_saw_less_than_there_is_tries_again() {
+    let pressure = Pressure::new(1 << 10, Order::MAX);
+    let seen = pressure.progress_seen();
+    pressure.progress();
+    let queued =
+        pressure.queue((7, None), (Refused::NoMemory, seen), Claim::default(), Waker::noop());
+    assert!(queued.is_none());
+}
+
+/// It would hang if a waker were dropped under the mutex.
+#[test]
+fn a_waker_that_is_dropped_may_enter() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let pressure = Arc::new(Pressure::new(1 << 10, Order::MAX));
+        let enters = || Waker::from(Arc::new(Enters(pressure.clone())));
+        let turn = queue(&pressure, 7, Refused::NoMemory, &enters());
+        let _ = pressure.is_queued(7, turn, &enters());
+        pressure.leave(7, turn);
+        tell.send(pressure.progress_seen()).unwrap();
+    });
+    let steps = told.recv_timeout(Duration::from_secs(60));
+    assert!(steps.is_ok_and(|steps| steps >= 2), "it hung");
+}
+
+/// Those of another file are refused again and again.
+#[test]
+fn who_is_not_polled_is_passed_over_whatever_other_files_do() {
+    let (pressure, turns, woken) = queued([7, 7, 8, 8], Refused::NoMemory);
+    pressure.wake_first(); // the first of 7: never polled
+    assert_eq!(woken(), [1, 0, 0, 0]);
+    for _ in 0..10 {
+        std::thread::sleep(UNPOLLED + UNPOLLED / 4);
+        pressure.wake_first(); // as the reclaiming thread does, every 20 ms at most
+        // The first of 8 is polled at once, and refused, as there is no memory.
+        if !pressure.is_queued(8, turns[2], Waker::noop()) {
+            let again = (Refused::NoMemory, pressure.progress_seen());
+            pressure
+                .queue((8, Some(turns[2])), again, Claim::default(), Waker::noop())
+                .expect("no progress");
+        }
+    }
+    assert!(woken()[1] > 0, "the second of 7 was not woken: {:?}", woken());
+}
+
+/// Whether another batch becomes the keeper while the one that is waits for its turn, when that has
+/// just come, and a while later; whether the one before may go on then; and how long that while is
+/// for the next one.
+fn taken_over() -> ([bool; 3], bool, Duration) {
+    let (pressure, turns, _) = queued([7, 8], Refused::NoMemory);
+    let keeps = pressure.may_keep_guards().expect("there is none");
+    assert!(pressure.may_keep_guards().is_none(), "it is polled");
+    assert!(pressure.keeps_guards(&keeps, 8, turns[1]));
+    pressure.wake_first(); // another one
+    std::thread::sleep(UNPOLLED);
+    let asleep = pressure.may_keep_guards();
+    pressure.wake_first();
+    std::thread::sleep(UNPOLLED);
+    // Polled, and refused.
+    let again = (Refused::NoMemory, pressure.progress_seen());
+    pressure
+        .queue((8, Some(turns[1])), again, Claim::default(), Waker::noop())
+        .expect("no progress");
+    assert!(pressure.keeps_guards(&keeps, 8, turns[1]));
+    let polled = pressure.may_keep_guards();
+    pressure.wake_first();
+    std::thread::sleep(UNPOLLED);
+    let unpolled = pressure.may_keep_guards();
+    let goes_on = pressure.keeps_guards(&keeps, 8, turns[1]);
+    pressure.keeps_no_guards(&keeps);
+    assert_eq!(pressure.may_keep_guards().is_none(), unpolled.is_some(), "who ends is another one");
+    let next = pressure.progress.lock().keeper_unpolled();
+    ([asleep, polled, unpolled].map(|taken| taken.is_some()), goes_on, next)
+}
+
+#[test]
+fn a_batch_that_is_not_polled_is_the_keeper_no_longer() {
+    let (taken, goes_on, next) = taken_over();
+    assert_eq!((taken, goes_on), ([false, false, true], false));
+    assert_eq!(next, UNPOLLED * 2, "it was polled after all");
+    let caught = mutant::with(Some(Mutant::UnpolledKeepsGuards), taken_over);
+    assert_eq!(caught, ([false; 3], true, UNPOLLED), "the mutant does nothing");
+}
+
+/// Whether one that comes later tries, beside one that was woken and is not polled: at first, and
+/// once that was passed over for it.
+fn tries_beside_one_that_is_not_polled() -> [bool; 2] {
+    let (pressure, turns, woken) = queued([7], Refused::OwnFile);
+    pressure.wake_first();
+    assert_eq!(woken(), [1]);
+    let before = claim(&pressure, 7, 1);
+    let next = queue(&pressure, 7, Refused::Behind, Waker::noop());
+    std::thread::sleep(UNPOLLED);
+    pressure.wake_first();
+    assert!(!pressure.is_queued(7, next, Waker::noop()), "it was woken");
+    pressure.served(7, next);
+    let after = claim(&pressure, 7, 1);
+    if let Ok(claim) = after {
+        pressure.release(7, claim);
+    }
+    // It comes after all.
+    assert!(!pressure.is_queued(7, turns[0], Waker::noop()));
+    pressure.leave(7, turns[0]);
+    assert!(pressure.is_idle());
+    [before, after].map(|claimed| claimed.is_ok())
+}
+
+#[test]
+fn who_was_passed_over_keeps_nobody_from_trying() {
+    assert_eq!(tries_beside_one_that_is_not_polled(), [false, true]);
+    let caught = mutant::with(Some(Mutant::PassedOverFirst), tries_beside_one_that_is_not_polled);
+    assert_eq!(caught, [false, false], "the mutant does nothing");
+}
+
+/// What counts of the claim of a future that is not polled, while so much of its file is on its
+/// way: at first, after one round, and after two; and once it is polled again.
+fn counted_of_one_that_is_not_polled(on_its_way: u32) -> [u32; 4] {
+    let (pressure, _, _) = queued([8, 8, 8, 8], Refused::NoMemory);
+    let of_file = OnItsWay::default();
+    (0..on_its_way).for_each(|_| pressure.fill_begins(&of_file, Order::MIN));
+    let claimed = || pressure.share(7, &of_file).claimed;
+    let round = || {
+        std::thread::sleep(ROUND);
+        pressure.wake_first();
+        claimed()
+    };
+    let mut claim = pressure.claim((7, &of_file), 60, true).0.unwrap();
+    pressure.wake_first(); // the first round begins
+    let [now, later, old] = [claimed(), round(), round()];
+    pressure.renew(7, &mut claim);
+    let again = claimed();
+    pressure.release(7, claim);
+    assert_eq!(pressure.claimed(7), [0, 0]);
+    [now, later, old, again]
+}
+
+#[test]
+fn of_the_claim_of_a_future_that_is_not_polled_what_is_on_its_way_counts() {
+    assert_eq!(counted_of_one_that_is_not_polled(0), [60, 60, 0, 60]);
+    assert_eq!(counted_of_one_that_is_not_polled(40), [60, 60, 40, 60]);
+    assert_eq!(counted_of_one_that_is_not_polled(99), [60; 4]);
+    let caught =
+        mutant::with(Some(Mutant::UnpolledKeepsClaim), || counted_of_one_that_is_not_polled(0));
+    assert_eq!(caught, [60; 4], "the mutant does nothing");
+}

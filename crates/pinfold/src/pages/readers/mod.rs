@@ -1,0 +1,413 @@
+//! Readers: a record per thread, with slots for the folios that the thread borrows.
+//!
+//! Registering and unregistering, the slots, and the scan of all slots. The guards are in
+//! `borrow/`, freezing in `freeze`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the registry: records, the scan of all slots |
+//! | `barrier.rs` | the fence between announcing and freezing |
+//! | `deferred.rs` | folios that left their file while they were announced |
+//!
+//! # A slot's word
+//!
+//! | state | value | stored by |
+//! |---|---|---|
+//! | free | 0 | the record's thread, at the end of a borrow and when it unregisters |
+//! | announced | frame number of a folio's head (never 0: that is the table's) | the record's thread |
+//!
+//! Only its own thread stores to a slot; any thread may load it. An announcement becomes a borrow
+//! once the reader, *after* storing it, has seen the folio's version even and unchanged.
+//!
+//! # Announcing against freezing
+//!
+//! | reader | freezer |
+//! |---|---|
+//! | load version v, even; identity; length | freeze the count, version odd |
+//! | store the slot | |
+//! | *light fence* | *heavy fence* |
+//! | load the version: still v, or clear the slot and fail | load all slots |
+//! | read in place | announced: thaw. Not announced: take the folio apart |
+//! | clear the slot, release | |
+//!
+//! By the two fences at least one side sees the other: if a reader sees v again, every later scan
+//! sees its announcement. So a folio that the scan does not find is not borrowed, and cannot be
+//! borrowed while its version is odd. The scan loads with acquire, so that everything the reader
+//! did before it cleared the slot happens before what the freezer does next.
+//!
+//! # Records
+//!
+//! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
+//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
+//! before its record's first announcement, so a freezer that must see the announcement sees `high`
+//! too.
+//!
+//! A reader registers by taking a record. Batches of borrows may take *further* ones for it, which
+//! it keeps until it unregisters: to the scan they are records like any other.
+
+mod deferred;
+
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use deferred::Deferred;
+
+use crate::base::barrier::Barrier;
+use crate::base::counters::{Counters, Event};
+use crate::base::fork::Birth;
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
+use crate::error::{ErrorKind, Result};
+use crate::frames::FrameNumber;
+
+use crate::base::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
+pub(crate) use crate::base::sizes::{SEATS_FURTHER, SLOTS};
+
+/// The most [`Reader`](crate::Reader)s of one cache at once. One that has borrowed more than 16
+/// pages in a batch counts as two, three or four of them.
+pub const READERS_MAX: usize = CHUNK * CHUNKS;
+
+/// From so many records in use on, no reader gets a further one: the rest is for new readers.
+const FURTHER_END: usize = READERS_MAX - READERS_MAX / 4;
+
+/// The most folios that one scan looks for.
+pub(crate) const LOOK_MAX: usize = 512;
+
+/// The slots of one thread, on cache lines of their own: x86 fetches lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Record {
+    slots: [AtomicU32; SLOTS],
+}
+
+impl Record {
+    fn new() -> Self {
+        Record { slots: std::array::from_fn(|_| AtomicU32::new(0)) }
+    }
+}
+
+/// All records of a cache.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    chunks: [OnceLock<Box<[Record]>>; CHUNKS],
+    /// One more than the largest record in use. Changes under the mutex.
+    high: AtomicU32,
+    /// The number of readers without a fence of their own. Changes under the mutex.
+    unfenced: AtomicU32,
+    seats: Mutex<Seats>,
+    birth: Birth,
+    /// Whether new readers have a fence. Changes at most once, under the mutex: hence not from
+    /// `crate::base::sync`.
+    fenced: std::sync::atomic::AtomicBool,
+    #[cfg(test)]
+    refuse: std::sync::atomic::AtomicBool,
+}
+
+/// The records in use.
+#[derive(Debug)]
+struct Seats {
+    /// A bit each.
+    taken: [u64; CHUNKS],
+    /// How many of them are a reader's second, third or fourth.
+    further: u64,
+}
+
+impl Seats {
+    fn take(&mut self) -> Option<usize> {
+        let free = |word: &u64| (word.trailing_ones() as usize) < CHUNK;
+        let chunk = self.taken.iter().position(free)?;
+        let bit = self.taken[chunk].trailing_ones() as usize;
+        self.taken[chunk] |= 1 << bit;
+        Some(chunk * CHUNK + bit)
+    }
+
+    fn leave(&mut self, number: usize) {
+        let bit = 1 << (number % CHUNK);
+        assert!(self.taken[number / CHUNK] & bit != 0, "a reader leaves that was not there");
+        self.taken[number / CHUNK] &= !bit;
+    }
+
+    fn end(&self) -> usize {
+        let chunk = self.taken.iter().rposition(|&word| word != 0);
+        chunk.map_or(0, |chunk| chunk * CHUNK + 64 - self.taken[chunk].leading_zeros() as usize)
+    }
+
+    fn number(&self) -> u64 {
+        self.taken.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// The result of a scan: a bit per folio, set if it is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Announced([u64; LOOK_MAX / 64]);
+
+impl Announced {
+    const NONE: Self = Announced([0; LOOK_MAX / 64]);
+    const ALL: Self = Announced([u64::MAX; LOOK_MAX / 64]);
+
+    /// Whether the `n`th folio is announced.
+    pub(crate) fn has(self, n: usize) -> bool {
+        self.0[n / 64] >> (n % 64) & 1 == 1
+    }
+
+    fn add(&mut self, n: usize) {
+        self.0[n / 64] |= 1 << (n % 64);
+    }
+}
+
+impl Readers {
+    pub(crate) fn new(wished: Barrier) -> Self {
+        let fenced = Barrier::choose(wished) == Barrier::FullFence;
+        let readers = Readers {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            high: AtomicU32::new(0),
+            unfenced: AtomicU32::new(0),
+            seats: Mutex::new(Seats { taken: [0; CHUNKS], further: 0 }),
+            birth: Birth::here(),
+            fenced: fenced.into(),
+            #[cfg(test)]
+            refuse: false.into(),
+        };
+        if cfg!(loom) {
+            // The model checker does not see the lock under which records are made.
+            readers.record(0);
+        }
+        readers
+    }
+
+    /// The fence that new readers have.
+    pub(crate) fn barrier(&self) -> Barrier {
+        // Acquire: pairs with the release in `heavy`: a thread that sees the change sees no reader
+        // without a fence registered after it.
+        if self.fenced.load(Ordering::Acquire) { Barrier::FullFence } else { Barrier::Membarrier }
+    }
+
+    /// The number of registered readers.
+    pub(crate) fn registered(&self) -> u64 {
+        let seats = self.seats();
+        seats.number() - seats.further
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Seats> {
+        self.seats.lock()
+    }
+
+    fn record(&self, number: usize) -> &Record {
+        let chunk =
+            self.chunks[number / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Record::new()).collect());
+        &chunk[number % CHUNK]
+    }
+
+    /// Registers the calling thread.
+    ///
+    /// # Errors
+    /// All records are in use.
+    pub(crate) fn register(self: &Arc<Self>) -> Result<Seat> {
+        self.take(self.seats(), false)
+    }
+
+    /// A record, a reader's first or a `further` one.
+    fn take(self: &Arc<Self>, mut seats: MutexGuard<'_, Seats>, further: bool) -> Result<Seat> {
+        let number = seats.take().ok_or(ErrorKind::TooManyReaders { most: READERS_MAX })?;
+        seats.further += u64::from(further);
+        // Release: pairs with the acquire in `announced`.
+        let unseen = further && mutant::on(Mutant::FurtherUnseen);
+        if !mutant::on(Mutant::RegisterLate) && !unseen {
+            self.high.store(seats.end() as u32, Ordering::Release);
+        }
+        let barrier = self.barrier();
+        if barrier == Barrier::Membarrier {
+            // Relaxed: see `heavy`.
+            self.unfenced.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(seats);
+        // SeqCst: pairs with the first fence in `announced`. Either that freezer sees `high`, or
+        // the first load of a version here sees that it is odd.
+        fence(Ordering::SeqCst);
+        let slots = NonNull::from(&self.record(number).slots);
+        Ok(Seat { slots, readers: self.clone(), barrier, number, further })
+    }
+
+    fn leave(&self, &Seat { number, barrier, further, .. }: &Seat) {
+        for slot in &self.record(number).slots {
+            // Release: pairs with the acquire in `look`, for a forgotten guard.
+            let relaxed = mutant::on(Mutant::LeaveRelaxed);
+            slot.store(0, if relaxed { Ordering::Relaxed } else { Ordering::Release });
+        }
+        let mut seats = self.seats();
+        seats.leave(number);
+        seats.further -= u64::from(further);
+        let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
+        // Release: pairs with the acquire in `announced`: a freezer whose scan excludes this record
+        // is ordered after everything its thread read in place.
+        self.high.store(end as u32, Ordering::Release);
+        if barrier == Barrier::Membarrier {
+            // Release: as for `high`.
+            self.unfenced.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Which of the folios at `heads` are announced. The caller has made their versions odd, so no
+    /// new borrow of them can succeed.
+    ///
+    /// Cost: one membarrier for all folios together, and a line per reader; one fence if there is
+    /// no reader.
+    pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
+        // SeqCst: pairs with the fence in `register`, for the load of `high`.
+        if !mutant::on(Mutant::ScanUnfenced) {
+            fence(Ordering::SeqCst);
+        }
+        // Acquire: pairs with the release in `register` and `leave`.
+        if heads.is_empty() || self.high.load(Ordering::Acquire) == 0 || mutant::on(Mutant::NoScan)
+        {
+            return Announced::NONE;
+        }
+        if !self.heavy(counters) {
+            // Unknown: a reader without a fence may have borrowed any of them.
+            return Announced::ALL;
+        }
+        self.look(heads)
+    }
+
+    /// The freezer's fence. False if it is refused while there are readers that need it.
+    fn heavy(&self, counters: &Counters) -> bool {
+        let barrier = self.barrier();
+        #[cfg(test)]
+        let refused = barrier == Barrier::Membarrier && self.refuse.load(Ordering::Relaxed);
+        #[cfg(not(test))]
+        let refused = false;
+        if !refused && barrier.heavy() {
+            if barrier == Barrier::Membarrier {
+                counters.count(Event::Membarrier);
+                return true;
+            }
+        } else {
+            // The process gave up the call (seccomp). Readers registered from now on have fences.
+            let _seats = self.seats();
+            // Release: pairs with the acquire in `barrier`.
+            self.fenced.store(true, Ordering::Release);
+        }
+        // Acquire: pairs with the release in `leave`. `register` adds no more of them.
+        self.unfenced.load(Ordering::Acquire) == 0
+    }
+
+    /// Which of the folios at `heads` are still announced, after an earlier call of `announced` for
+    /// each. It needs no fence, as that call had one. If that fence was refused, all of them count
+    /// as announced until the last reader without a fence has unregistered.
+    pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
+        // Acquire: pairs with the release in `leave`, as in `heavy`.
+        let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
+        // A thread whose fence was refused stored that before it put its folios on the list.
+        let refused = self.barrier() == Barrier::FullFence && unfenced();
+        if refused && !mutant::on(Mutant::CollectUnfenced) {
+            return Announced::ALL;
+        }
+        self.look(heads)
+    }
+
+    /// The heads of all folios that are announced, in rising order. Approximate: it has no fence.
+    pub(crate) fn all_announced(&self) -> Vec<FrameNumber> {
+        // Acquire: as in `announced`.
+        let high = self.high.load(Ordering::Acquire) as usize;
+        let slots = (0..high).flat_map(|number| &self.record(number).slots);
+        // Relaxed: nothing is done to the folios.
+        let heads = slots.map(|slot| slot.load(Ordering::Relaxed)).filter(|&head| head != 0);
+        let mut heads: Vec<_> = heads.map(FrameNumber).collect();
+        heads.sort_unstable_by_key(|head| head.0);
+        heads
+    }
+
+    /// The scan, without the fence.
+    fn look(&self, heads: &[FrameNumber]) -> Announced {
+        assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
+        // Acquire: as in `announced`.
+        let high = self.high.load(Ordering::Acquire) as usize;
+        let mut found = Announced::NONE;
+        for slot in (0..high).flat_map(|number| &self.record(number).slots) {
+            // Acquire: pairs with the release that cleared the slot, or announced another folio.
+            let head = slot.load(Ordering::Acquire);
+            if head != 0
+                && let Some(n) = heads.iter().position(|wanted| wanted.0 == head)
+            {
+                found.add(n);
+            }
+        }
+        found
+    }
+
+    /// From now on the system refuses membarrier.
+    #[cfg(test)]
+    pub(crate) fn refuse_membarrier(&self) {
+        self.refuse.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A record in use, unregistered on drop.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    /// In `readers`, which does not move it.
+    slots: NonNull<[AtomicU32; SLOTS]>,
+    readers: Arc<Readers>,
+    barrier: Barrier,
+    number: usize,
+    further: bool,
+}
+
+impl Seat {
+    /// Whether it is one of `readers`.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, readers: &Arc<Readers>) -> bool {
+        Arc::ptr_eq(&self.readers, readers)
+    }
+
+    /// The address of the registry, for a reader without a fence of its own; 0 for one that has a
+    /// fence.
+    pub(crate) fn unfenced_address(&self) -> usize {
+        let unfenced = self.barrier == Barrier::Membarrier;
+        if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
+    }
+
+    /// Its slots. Only its thread may store to them.
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> &[AtomicU32; SLOTS] {
+        // SAFETY: records are neither freed nor moved while `readers` lives.
+        unsafe { self.slots.as_ref() }
+    }
+
+    /// Another record for the same reader, with the same kind of fence; `None` if there is none to
+    /// be had.
+    #[cold]
+    pub(crate) fn further(&self) -> Option<Seat> {
+        // A forked child evicts nothing, and the mutex may be locked there for ever.
+        if !self.readers.birth.is_here() {
+            return None;
+        }
+        let seats = self.readers.seats();
+        if seats.number() >= FURTHER_END as u64 {
+            return None;
+        }
+        let seat = self.readers.take(seats, true).ok()?;
+        (seat.barrier == self.barrier).then_some(seat)
+    }
+
+    /// The reader's half of the fence.
+    #[inline(always)]
+    pub(crate) fn light_fence(&self) {
+        self.barrier.light();
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if crate::base::sync::model_failed() {
+            return;
+        }
+        // A forked child evicts nothing, and the mutex may be locked there for ever.
+        if self.readers.birth.is_here() {
+            self.readers.leave(self);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

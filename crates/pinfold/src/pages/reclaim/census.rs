@@ -1,0 +1,99 @@
+//! What fills the memory: a walk over the whole frame table, for the error that says why there is
+//! no memory.
+
+use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
+use crate::index::{Mark, PAGES_END};
+use crate::pages::core::Core;
+use crate::pages::mapping::{Changing, Mapping};
+
+/// Bytes of folios, by what keeps them. Each folio counts once, as a whole, for the first field
+/// that applies.
+#[derive(Debug, Default)]
+#[allow(clippy::struct_field_names, reason = "units are last in a name")]
+pub(super) struct Census {
+    /// With a pinned page.
+    pub(super) pinned_bytes: u64,
+    /// Being filled.
+    pub(super) filling_bytes: u64,
+    /// With a reference besides the index's, or announced by a reader.
+    pub(super) held_bytes: u64,
+    /// Dirty; or own memory whose bytes are nowhere else.
+    pub(super) dirty_bytes: u64,
+    /// None of these: evictable.
+    pub(super) reclaimable_bytes: u64,
+}
+
+impl Census {
+    /// Approximate: other threads go on meanwhile. Cost: a load or two per frame of the cache, and
+    /// a line per reader.
+    pub(super) fn take(core: &Core) -> Self {
+        let mut census = Census::default();
+        let borrowed = core.readers.all_announced();
+        let mut at = core.frames.stats().table_frames;
+        // Ends: each turn advances by at least a frame.
+        while at < core.frames.frames() {
+            at += census.add(core, FrameNumber(at), &borrowed);
+        }
+        let dirty_bytes: u64 = core.mappings.all().iter().map(|it| dirty_bytes(core, it)).sum();
+        census.dirty_bytes = dirty_bytes.min(census.reclaimable_bytes);
+        census.reclaimable_bytes -= census.dirty_bytes;
+        census
+    }
+
+    /// Counts the folio at `head`, if there is one; returns how many frames to advance by.
+    /// `borrowed` are the heads that readers have announced, sorted: a borrow is no reference.
+    fn add(&mut self, core: &Core, head: FrameNumber, borrowed: &[FrameNumber]) -> u32 {
+        let frame = core.frames.frame(head);
+        let word = frame.count.word();
+        if word.is_frozen() {
+            return 1;
+        }
+        let identity = frame.identity();
+        let nobodys = identity.mapping == MAPPING_NONE;
+        let kind = if word.pins() > 0 {
+            &mut self.pinned_bytes
+        } else if nobodys {
+            // A slab of index nodes, or, for a moment, a folio dropped while it is read.
+            return identity.order.frames();
+        } else if frame.is_changing() {
+            &mut self.filling_bytes
+        } else if word.refs() > 1 || borrowed.binary_search_by_key(&head.0, |it| it.0).is_ok() {
+            &mut self.held_bytes
+        } else {
+            &mut self.reclaimable_bytes
+        };
+        *kind += u64::from(identity.order.frames()) * PAGE_BYTES as u64;
+        identity.order.frames()
+    }
+}
+
+/// The bytes of the mapping's folios that cannot leave as they are.
+fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
+    let mut changing = mapping.change();
+    if mapping.own().is_some() {
+        return own_dirty_bytes(core, &mut changing);
+    }
+    let writer = changing.writer(&core.nodes);
+    let (mut bytes, mut from) = (0, 0);
+    // Ends: each turn advances by a folio.
+    while let Some(folio) = writer.next_marked(from..PAGES_END, Mark::Dirty) {
+        bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
+        from = folio.end();
+    }
+    bytes
+}
+
+/// The same of own memory, whose states say so and not the index's marks.
+fn own_dirty_bytes(core: &Core, changing: &mut Changing<'_>) -> u64 {
+    let (mut bytes, mut from) = (0, 0);
+    // Ends: each turn advances by a folio.
+    loop {
+        let next = changing.writer(&core.nodes).next_present(from..PAGES_END);
+        let Some(folio) = next else { break };
+        if !changing.is_clean(&core.nodes, folio.page) {
+            bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
+        }
+        from = folio.end();
+    }
+    bytes
+}

@@ -1,0 +1,283 @@
+//! Compaction: frees one 2 MiB run, or a block of one, by moving its folios.
+//!
+//! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn,
+//!    then the unmovable ones in which nothing is that stays; or, of a few movable runs, the block
+//!    with most;
+//! 2. hold the run's free frames, so that they are not allocated;
+//! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they free
+//!    join the held ones;
+//! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
+//!
+//! A movable run has no long-lived contents except folios that fill it (`frames::mobility`), and an
+//! unmovable one may have none any more: then it is movable again. A run that cannot be emptied is
+//! being read at this moment, and the next one is tried.
+
+use std::ops::Range;
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Ordering;
+use crate::base::wait::Woken;
+use crate::frames::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
+use crate::index::FolioAt;
+use crate::pages::core::Core;
+use crate::pages::freeze::{self, Batch, Candidate, Frozen, To};
+
+/// The most runs that are tried, or looked at for a block.
+const RUNS_MAX: usize = 8;
+
+/// The most blocks that are tried.
+const BLOCKS_MAX: usize = 2;
+
+/// Makes one free run of 2 MiB, if there is none; false if that is impossible.
+pub(crate) fn compact(core: &Core) -> bool {
+    if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
+        return true;
+    }
+    let mut candidates: Vec<(bool, u32, FrameNumber)> = core
+        .frames
+        .whole_runs()
+        .filter(|&run| !core.frames.is_lent(run))
+        .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
+        .filter(|&(is_movable, free, run)| free > 0 && (is_movable || !has_what_stays(core, run)))
+        .collect();
+    candidates.sort_unstable();
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(.., run)| empty_run(core, run))
+}
+
+/// Whether the run has index nodes, or folios that are pinned.
+fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
+    (run.0..run.0 + Order::MAX.frames()).map(FrameNumber).any(|head| {
+        let frame = core.frames.frame(head);
+        let word = frame.count.word();
+        let is_nobodys = || frame.identity().mapping == MAPPING_NONE;
+        !word.is_frozen() && (word.pins() > 0 || is_nobodys())
+    })
+}
+
+/// Empties `run`; returns whether it is a free run of 2 MiB now.
+fn empty_run(core: &Core, run: FrameNumber) -> bool {
+    // Its folios need frames outside the run.
+    if core.frames.free_frames() < Order::MAX.frames() {
+        return false;
+    }
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let map = held.held();
+    let place = |order| core.frames.alloc(order);
+    let mut woken = Woken::default();
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+    }
+    held.into_folio().is_ok_and(|folio| {
+        core.put(folio);
+        true
+    })
+}
+
+/// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
+/// can be emptied. Continues with the runs after those that the last call looked at.
+pub(crate) fn make_block(core: &Core, order: Order) -> bool {
+    // Dropped after the mutex is released: wakers may enter the cache.
+    let mut woken = Woken::default();
+    let _one_at_a_time = core.pressure.making_block.lock();
+    if core.frames.has_free(order) {
+        return true; // made by the one before
+    }
+    let mut candidates: Vec<(u32, FrameNumber, u32)> = Vec::with_capacity(RUNS_MAX);
+    for _ in 0..RUNS_MAX {
+        // Relaxed: where to look is a hint.
+        let nth = core.pressure.block_hand.fetch_add(1, Ordering::Relaxed);
+        let Some(run) = core.frames.whole_run(nth) else { return false };
+        if candidates.iter().any(|other| other.1 == run) {
+            break; // all were looked at
+        }
+        if core.frames.is_movable(run) && !core.frames.is_lent(run) {
+            candidates.extend(best_block(core, run, order).map(|(free, at)| (free, run, at)));
+        }
+    }
+    candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
+    let mut tried = candidates.into_iter().take(BLOCKS_MAX);
+    tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames(), &mut woken))
+}
+
+/// The block of `run` with the most free frames, if it has any: how many, and where in the run. Of
+/// the few best, the first that no folio has holders in: to empty another would be in vain.
+fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)> {
+    let free = core.frames.free_in(run);
+    let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count() as u32;
+    let blocks = (0..Order::MAX.frames()).step_by(order.frames() as usize);
+    let mut blocks: Vec<_> = blocks.map(|at| (free_of(at), at)).filter(|best| best.0 > 0).collect();
+    blocks.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
+    blocks.into_iter().take(BLOCKS_MAX).find(|&(_, at)| {
+        let (mut at, end) = (at, at + order.frames());
+        while at < end {
+            if free.contains(at) {
+                at += 1;
+                continue;
+            }
+            let Some(order) = can_move(core, FrameNumber(run.0 + at)) else { return false };
+            at += order.frames();
+        }
+        true
+    })
+}
+
+/// Empties a block of `run`; returns whether it was empty for a moment.
+fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let map = held.held();
+    let place = |order| core.frames.alloc(order);
+    let mut at = block.start;
+    // Ends: each turn advances by at least a frame.
+    while at < block.end {
+        at = empty_some(core, run, at..block.end, &map, place, woken);
+    }
+    let map = held.held();
+    block.into_iter().all(|at| map.contains(at))
+}
+
+/// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
+/// enough free for what is in it, and one of a few can be emptied. That copies nothing.
+pub(super) fn take_back_run(core: &Core) -> bool {
+    let wanted = core.frames.free_frames() < core.pressure.high_frames;
+    let spare = core.frames.free_lent() >= Order::MAX.frames() && core.frames.may_take_back();
+    if !wanted || !spare {
+        return false;
+    }
+    let mut candidates: Vec<(u32, FrameNumber)> =
+        core.frames.lent_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
+    candidates.sort_unstable();
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
+}
+
+/// The same for one run, if it is a lent one.
+pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
+    let place = |order| {
+        let (place, got) = core.frames.alloc_lent(order)?;
+        if got != order {
+            core.give_back(place);
+            return None;
+        }
+        Some(place)
+    };
+    // Dropped after the run is released.
+    let mut woken = Woken::default();
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
+    // have folios of it.
+    if !core.frames.is_lent(run) && !mutant::on(Mutant::TakeBackAnyRun) {
+        return false;
+    }
+    let map = held.held();
+    // They stay in the mirror: they move, and are not evicted.
+    core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+    }
+    let emptied = held.held().is_full();
+    drop(held); // a run that is free as a whole is the arena's
+    emptied
+}
+
+/// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
+/// be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
+fn empty_some(
+    core: &Core,
+    run: FrameNumber,
+    frames: Range<u32>,
+    map: &RunMap,
+    place: impl Fn(Order) -> Option<FrameNumber>,
+    woken: &mut Woken,
+) -> u32 {
+    let mut at = frames.start;
+    let mut folios = Vec::with_capacity(Batch::MAX);
+    let mut places = Vec::with_capacity(Batch::MAX);
+    while at < frames.end && folios.len() < Batch::MAX {
+        let head = FrameNumber(run.0 + at);
+        let folio = Candidate::of(core, head);
+        let there =
+            folio.identity.mapping != MAPPING_NONE && !core.frames.frame(head).is_changing();
+        if map.contains(at) || !there {
+            at += 1;
+            continue;
+        }
+        at += folio.identity.order.frames();
+        if let Some(place) = place(folio.identity.order) {
+            folios.push(folio);
+            places.push(place);
+        }
+    }
+    let batch = Batch::new(core, folios);
+    let mut moved = Vec::with_capacity(batch.len());
+    let mut frozen = batch.freeze(core, To::Move);
+    for (n, &place) in places.iter().enumerate() {
+        let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
+            moved.push(false);
+            continue;
+        };
+        let Identity { index: page, order, .. } = folio.identity;
+        let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
+        woken.add(freeze::move_frozen(core, changing, folio, place));
+        moved.push(true);
+    }
+    drop(frozen);
+    for (n, place) in places.into_iter().enumerate() {
+        if moved[n] {
+            let folio = batch.folio(n);
+            core.frames.free(folio.head, folio.identity.order);
+        } else {
+            // Which wakes nobody: the caller may hold a mutex.
+            core.give_back(place);
+        }
+    }
+    at
+}
+
+/// The order of the folio at `head`, if it seems to have no holders.
+pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
+    let frame = core.frames.frame(head);
+    let word = frame.count.word();
+    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
+    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
+        .then(|| frame.order())
+}
+
+/// Moves the folio at `head` to a movable run of the arena, if it has no holders.
+pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
+    let order = core.frames.frame(head).order();
+    core.frames.alloc_of(order, Mobility::Movable).is_some_and(|new| move_to(core, head, new))
+}
+
+/// Moves the folio at `head` to `new`, which is the caller's, if it has that size and no holders.
+/// If not, returns false and gives `new` back.
+fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
+    let order = core.frames.frame(new).order();
+    let identity = core.frames.frame(head).identity();
+    let Some(mapping) = core.mappings.get(identity.mapping) else {
+        core.give_back(new);
+        return false;
+    };
+    let mut changing = mapping.change();
+    let there = changing.writer(&core.nodes).folio(identity.index);
+    // Checked again, now that it cannot change: it may have been split, so that the frames after
+    // the first belong to other folios.
+    let same = |folio: &FolioAt| {
+        let page = identity.index;
+        folio.frame == head && folio.page == page && folio.order == u32::from(order.get())
+    };
+    let moved =
+        there.filter(same).and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
+    drop(changing);
+    let is_moved = moved.is_some();
+    drop(moved); // wakes
+    if is_moved {
+        core.frames.free(head, order);
+    } else {
+        // It was free before: that is no progress.
+        core.give_back(new);
+    }
+    is_moved
+}

@@ -1,0 +1,265 @@
+//! Memory of the budget for copies: contiguous bytes that a program keeps, and that are no folio of
+//! any file.
+//!
+//! A copy is in one of two places:
+//!
+//! - *inside*: in a free block of the arena, in memory for what stays, whose rest is given back;
+//! - *outside*: in a mapping of its own, for which it takes as many pages of the arena, and gives
+//!   their memory back to the system. So the arena and all copies together have exactly the budget,
+//!   as with the mirrors (`lent.rs`). It takes whole runs as long as there are any: the memory of a
+//!   part of a huge page comes back to the system only when that is short of it.
+//!
+//! A copy of up to 2 MiB is inside, if such a block can be made, and a longer one outside. Where
+//! guards lie in all runs there is none, though nearly all is free: then any pages do, and the copy
+//! is outside.
+//!
+//! Folios of copies have no mapping, as slabs of index nodes have none: nothing evicts or moves
+//! them. What all copies have is limited as pins are, so that something is left to read with.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use super::compact::make_block;
+use super::evict::{EFFORT_MAX, evict, evict_at_once};
+use super::unmovable::alloc_unmovable_now;
+use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sizes::BLOCK_ORDER_MIN;
+use crate::error::{ErrorKind, Result};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES};
+use crate::pages::core::Core;
+use crate::pages::mapping::Mapping;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+/// Memory of the budget, until it is dropped. Its bytes are initialised.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    heads: Vec<FrameNumber>,
+    /// Pages of these folios.
+    got: u32,
+    /// Pages that are counted for it.
+    counted: u32,
+    outside: Option<Outside>,
+    bytes: usize,
+    core: Arc<Core>,
+}
+
+/// A mapping of its own.
+#[derive(Debug)]
+struct Outside(NonNull<u8>, usize);
+
+// SAFETY: an address range that the owner alone unmaps.
+unsafe impl Send for Outside {}
+// SAFETY: as above.
+unsafe impl Sync for Outside {}
+
+/// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
+/// some; without, `None` if there is none at once.
+///
+/// # Errors
+/// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
+/// be; [`ErrorKind::Reserve`] if the system refuses the mapping; [`ErrorKind::Forked`].
+pub(crate) fn allocate_copy(
+    core: &Arc<Core>,
+    (mapping, page): (&Mapping, u64),
+    bytes: usize,
+    needed: bool,
+) -> Result<Option<Copied>> {
+    core.check_owner()?;
+    let none = |shortage: Shortage| shortage.of(mapping, page);
+    let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
+    let most = pages_max(core);
+    if pages > most {
+        return Err(none(shortage(core, bytes as u64)));
+    }
+    let (heads, core_too) = (Vec::new(), core.clone());
+    let mut copied = Copied { heads, got: 0, counted: 0, outside: None, bytes, core: core_too };
+    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    let mut evicted = 0;
+    // Ends: when there is enough, or patience is at an end.
+    loop {
+        let seen = core.pressure.progress_seen();
+        // If others have all that copies may have, nothing that is evicted is of any use.
+        if copied.count(pages, most) {
+            // Adjacent pages are worth evicting twice as much.
+            if copied.grow(pages, evicted > 2 * pages)? {
+                return Ok(Some(copied));
+            }
+            let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
+            let evict = if needed { evict } else { evict_at_once };
+            let some = evict(core, wanted, EFFORT_MAX).evicted;
+            evicted = evicted.saturating_add(some);
+            if some > 0 {
+                continue;
+            }
+            if copied.grow(pages, true)? {
+                return Ok(Some(copied));
+            }
+            // Another one may want what this one has, and have what this one wants.
+            copied.let_go(Core::give_back);
+        }
+        if !needed {
+            return Ok(None);
+        }
+        if patience.is_over_for_copy(core) {
+            return Err(none(shortage(core, bytes as u64)));
+        }
+        core.pressure.wait_for_progress(seen, nap);
+        nap = (nap * 2).min(NAP_MAX);
+    }
+}
+
+impl Copied {
+    /// Counts `pages` pages for it, unless all copies together had more than `most` then.
+    fn count(&mut self, pages: u32, most: u32) -> bool {
+        if self.counted == 0 && !mutant::on(Mutant::CopyUncounted) {
+            if self.core.pressure.copied.add(pages, most).is_err() {
+                return false;
+            }
+            self.counted = pages;
+        }
+        true
+    }
+
+    /// Takes what it gets at once; true once that is enough. With `any`, pages need not be adjacent.
+    ///
+    /// # Errors
+    /// As for [`allocate_copy`].
+    fn grow(&mut self, pages: u32, any: bool) -> Result<bool> {
+        let core = &*self.core;
+        if pages <= Order::MAX.frames() && self.got == 0 {
+            let order = u8::try_from(pages.next_power_of_two().ilog2()).ok().and_then(Order::new);
+            let block = order.and_then(|order| block(core, order));
+            if let Some(head) = block.filter(|_| pages < Order::MAX.frames()) {
+                claim(core, head); // before the rest of a run is given back to it
+            }
+            if let Some(kept) = block.and_then(|head| core.frames.cut(head, pages)) {
+                (self.heads, self.got) = (kept, pages);
+                return Ok(true);
+            }
+        }
+        if pages <= Order::MAX.frames() && !any {
+            return Ok(false);
+        }
+        // Ends: each turn takes a folio, or is the last.
+        while self.got < pages {
+            let Some((head, order)) = empty(core, pages - self.got, any) else { return Ok(false) };
+            if order < Order::MAX {
+                claim(core, head);
+            }
+            self.heads.push(head);
+            self.got += order.frames();
+        }
+        // The last run may be more than is wanted.
+        let more = self.got.saturating_sub(self.counted);
+        if self.counted > 0 && core.pressure.copied.add(more, u32::MAX).is_ok() {
+            self.counted += more;
+        }
+        self.outside = Some(Outside::map(self.bytes)?);
+        Ok(true)
+    }
+
+    /// Gives back what it has.
+    fn let_go(&mut self, put: fn(&Core, FrameNumber)) {
+        self.outside = None; // first: the arena and this together have no more than the budget
+        // Before the puts, each of which may wake one that waits for this share. Whoever counts it
+        // now may find the memory not free yet: then the puts wake that one.
+        self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
+        for head in self.heads.drain(..) {
+            put(&self.core, head);
+        }
+        self.got = 0;
+    }
+
+    /// Where its bytes are.
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        let inside = || self.core.frames.address(self.heads[0]);
+        self.outside.as_ref().map_or_else(
+            || NonNull::new(inside()).expect("the arena is not at 0"),
+            |outside| outside.0,
+        )
+    }
+
+    /// Its bytes, which nobody else uses yet.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: its own memory, mapped as long as it lives, of at least that length. A frame of
+        // the arena was initialised when it was first touched; a reader that has found an earlier
+        // folio there loads by racing loads, and discards what it got.
+        unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        // A forked child has the parent's frames, and none of its locks.
+        if self.core.owner.is_here() {
+            self.let_go(Core::put);
+        }
+    }
+}
+
+impl Outside {
+    /// # Errors
+    /// [`ErrorKind::Reserve`].
+    fn map(bytes: usize) -> Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        let at = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE)
+        };
+        let at = at.map_err(|errno| ErrorKind::Reserve {
+            bytes: bytes as u64,
+            cause: Arc::new(errno.into()),
+        })?;
+        Ok(Outside(NonNull::new(at.cast()).expect("the system maps nothing at 0"), bytes))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        // SAFETY: this mapping alone, which nobody uses any more.
+        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
+        debug_assert!(unmapped.is_ok(), "its own mapping: {unmapped:?}");
+    }
+}
+
+/// The most pages that all copies may have: all but the frame table, the index nodes for that many
+/// pages, and a small reserve to read with.
+fn pages_max(core: &Core) -> u32 {
+    let frames = core.frames.frames();
+    frames - frames / 64 - (frames / 64).max(16)
+}
+
+/// A folio of `order` for a copy inside.
+fn block(core: &Core, order: Order) -> Option<FrameNumber> {
+    let get = || match order {
+        Order::MAX => core.frames.alloc(order),
+        _ => alloc_unmovable_now(core, order),
+    };
+    get().or_else(|| make(core, order).then(get)?)
+}
+
+/// A folio for a copy outside that wants so many pages more: a run, or with `any` whatever there
+/// is, of at most so many.
+fn empty(core: &Core, pages: u32, any: bool) -> Option<(FrameNumber, Order)> {
+    let run = || core.frames.has_free(Order::MAX).then(|| core.frames.alloc_empty(Order::MAX))?;
+    let whole = run().or_else(|| make(core, Order::MAX).then(run)?);
+    whole.or_else(|| any.then(|| core.frames.alloc_empty(Order::of_block_at(0, pages.into())))?)
+}
+
+/// Makes the run of a folio that is smaller, and stays, one for what stays: nobody should try to empty
+/// it.
+fn claim(core: &Core, head: FrameNumber) {
+    if !mutant::on(Mutant::CopyAmongMovable) {
+        core.frames.claim_run_of(head);
+    }
+}
+
+fn make(core: &Core, order: Order) -> bool {
+    order.get() >= BLOCK_ORDER_MIN && make_block(core, order)
+}

@@ -1,0 +1,101 @@
+//! The thread that evicts in the background, from the low watermark to the high one.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::evict::{EFFORT_MAX, evict};
+use super::{NAP_MAX, NAP_MIN, compact, lent};
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::thread;
+use crate::base::threads::without_signals;
+use crate::error::{ErrorKind, Result};
+use crate::pages::core::Core;
+use crate::pages::pressure::Listener;
+
+/// The most pages evicted between two checks of the watermark.
+const BATCH_PAGES: u32 = 512;
+
+/// The thread's name.
+const NAME: &str = "pinfold-reclaim";
+
+/// Starts the thread. It does not keep `core` alive, and ends with it.
+///
+/// # Errors
+/// The system does not start it.
+pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
+    let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
+    let life = move || {
+        let mut naps = Naps { next: NAP_MIN, seen: 0 };
+        while listener.wait() {
+            let Some(core) = Weak::upgrade(&weak) else { return };
+            evict_to_high(&core);
+            if !wake_the_queued(&core, &listener, &mut naps) {
+                return;
+            }
+        }
+    };
+    let start = || thread::Builder::new().name(NAME.to_owned()).spawn(life);
+    let thread = without_signals(start)
+        .map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?;
+    core.pressure.bell.is_heard_by(thread);
+    Ok(())
+}
+
+/// As long as futures queue for memory, wakes one from time to time: a guard that is dropped tells
+/// nobody that its folio can be evicted. False if the thread shall end.
+fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
+    // Ends: futures give up after a while, as threads do.
+    while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
+        let (nap, since) = (naps.next(core), Instant::now());
+        // All that find no memory ring, a future that was just woken as well: that must not cut
+        // the nap short, or the two would keep each other awake.
+        while let left = nap.saturating_sub(since.elapsed())
+            && !left.is_zero()
+            && let Some(go_on) = listener.wait_at_most(left)
+        {
+            if !go_on {
+                return false;
+            }
+            evict_to_high(core);
+        }
+        evict_to_high(core);
+        core.pressure.wake_first();
+    }
+    true
+}
+
+/// How long it sleeps between two futures: ever longer, as long as there is no progress. They
+/// outlast the queue, which is empty whenever its only future is awake.
+struct Naps {
+    next: Duration,
+    seen: u64,
+}
+
+impl Naps {
+    fn next(&mut self, core: &Core) -> Duration {
+        let seen = core.pressure.progress_seen();
+        if std::mem::replace(&mut self.seen, seen) != seen {
+            self.next = NAP_MIN;
+        }
+        let nap = self.next;
+        self.next = (nap * 2).min(NAP_MAX);
+        nap
+    }
+}
+
+/// Evicts until the high watermark is reached or nothing can be evicted.
+fn evict_to_high(core: &Core) {
+    // Ends: each turn takes a run back, evicts something, or is the last.
+    loop {
+        let wanted = core.pressure.high_frames.saturating_sub(core.frames.free_frames());
+        if wanted == 0 {
+            break;
+        }
+        // First what nobody uses: eviction itself comes to it only where it has not freed enough.
+        let taken = !mutant::on(Mutant::EvictsFirst) && compact::take_back_run(core);
+        if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
+            break;
+        }
+    }
+    lent::keep_some_free(core);
+}

@@ -1,0 +1,77 @@
+//! Large folios of which a few parts are used.
+//!
+//! Heat belongs to pages. Where the policy would keep a large folio for a few of them, the folio is
+//! split: the parts that were used stay, and the others are evicted. What was used nearly
+//! everywhere stays whole. The entry has the parts (`frames/entry.rs`).
+
+use std::ptr::NonNull;
+
+use pinfold_policy::Sweep;
+
+use crate::frames::{Frame, FrameNumber, Mobility, Order};
+use crate::index::FolioAt;
+use crate::pages::core::Core;
+use crate::pages::freeze::{Candidate, InUse, split};
+
+/// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all of it, or
+/// the parts that were not used. Nothing if it cannot be split now; the policy is told.
+pub(super) fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
+    let whole = Candidate::of(core, head);
+    if !core.residency.stays_in_part(&core.frames, head) {
+        folios.push(whole);
+        return;
+    }
+    match split_off(core, &whole) {
+        Ok(unused) => folios.extend(unused),
+        Err(None) => folios.push(whole),
+        Err(Some(why)) => core.residency.stays(&core.frames, sweep, head, why.answer()),
+    }
+}
+
+/// Splits the folio into its parts; returns those that were not used.
+///
+/// # Errors
+/// It is in use; `None`: there is no memory for its index nodes.
+fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<InUse>> {
+    let (head, identity) = (whole.head, whole.identity);
+    let part = Frame::part_order(identity.order);
+    let parts = identity.order.frames() / part.frames();
+    let mapping = core.mappings.get(identity.mapping).ok_or(InUse::Busy)?;
+    let order = u32::from(identity.order.get());
+    let is_it = |it: &FolioAt| it.frame == head && it.order == order;
+    for _ in 0..2 {
+        let mut changing = mapping.change();
+        let there = changing.writer(&core.nodes).folio(identity.index).filter(is_it);
+        let frame = core.frames.frame(head);
+        let unused: Vec<u32> = (1..parts).filter(|&n| !frame.is_piece_used(n, part)).collect();
+        match split(core, &mut changing, there.ok_or(InUse::Busy)?, part) {
+            Ok(Ok(woken)) => {
+                drop(changing);
+                drop(woken);
+                let first = core.residency.is_offered(&core.frames, head).then_some(0);
+                let at = |n| Candidate::of(core, FrameNumber(head.0 + n * part.frames()));
+                return Ok(first.into_iter().chain(unused).map(at).collect());
+            }
+            Ok(Err(why)) => return Err(Some(why)),
+            Err(short) => {
+                drop(changing);
+                refill(core, short.wanted);
+            }
+        }
+    }
+    Err(None)
+}
+
+/// More index nodes, if there is free memory for them.
+fn refill(core: &Core, wanted: u32) {
+    let _ = core.nodes.refill(wanted, || {
+        let frame = core.frames.alloc_lowest(core.frames.for_nodes());
+        let frame = frame.or_else(|| core.frames.alloc_of(Order::MIN, Mobility::Unmovable));
+        let frame = frame.or_else(|| {
+            let frame = core.frames.alloc(Order::MIN)?;
+            core.frames.claim_run_of(frame);
+            Some(frame)
+        })?;
+        NonNull::new(core.frames.address(frame))
+    });
+}

@@ -19,7 +19,7 @@ use crate::pages::mapping::{Mapping, ask_len, check_len};
 use crate::pages::pressure::Pressure;
 use crate::pages::reclaim;
 use crate::source::{
-    self, Access, Backing, EngineOptions, Identity, OpenError, Preference, Source, SourceStats,
+    self, Access, Backing, EngineOptions, FileIdentity, OpenError, Preference, Source, SourceStats,
 };
 use crate::stats::{BorrowStats, Fallbacks, Stats};
 
@@ -135,7 +135,7 @@ impl Cache {
         };
         let reserve = |cause| ErrorKind::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
-            frames::OpenError::Reserve { cause, .. } => reserve(cause.into()),
+            frames::ArenaError::Reserve { cause, .. } => reserve(cause.into()),
             other => unreachable!("the budget was checked: {other}"),
         })?;
         let base = frames.base();
@@ -242,7 +242,7 @@ impl Cache {
                 Some(contents) => check_len(contents.len_bytes, path)?,
                 None => ask_len(&backing, path)?,
             };
-            let identity = Identity::of_file(file_id, contents);
+            let identity = FileIdentity::of_file(file_id, contents);
             let mapping = self.mapping(path.to_owned(), Some(identity), backing, len_bytes)?;
             File::opened(self.core.clone(), mapping, path)
         };
@@ -278,7 +278,7 @@ impl Cache {
     fn file(
         &self,
         path: PathBuf,
-        identity: Option<source::Identity>,
+        identity: Option<source::FileIdentity>,
         backing: Backing,
     ) -> Result<File> {
         self.core.check_owner()?;
@@ -297,7 +297,7 @@ impl Cache {
     fn mapping(
         &self,
         path: PathBuf,
-        identity: Option<source::Identity>,
+        identity: Option<source::FileIdentity>,
         backing: Backing,
         len_bytes: u64,
     ) -> Result<Arc<Mapping>> {

@@ -121,7 +121,7 @@ impl Want for PageOfFolio {
 
 /// What the slow path does with a page that has a readahead mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum ReadaheadMark {
     /// Starts the next readahead.
     Meet,
     /// Leaves the mark for a reader.
@@ -190,7 +190,7 @@ impl Handle {
     pub(crate) fn held<'a, T>(
         &'a self,
         page: u64,
-        (mark, counted): (Mark, bool),
+        (mark, counted): (ReadaheadMark, bool),
         mut fill: impl FnMut() -> Result<Held<'a>>,
         mut done: impl FnMut(Held<'a>) -> Result<Option<T>>,
     ) -> Result<T> {
@@ -223,7 +223,7 @@ impl Handle {
     pub(crate) fn held_now<'a, T>(
         &'a self,
         page: u64,
-        (mark, counted): (Mark, bool),
+        (mark, counted): (ReadaheadMark, bool),
         done: impl FnOnce(Held<'a>) -> Option<T>,
     ) -> Option<T> {
         let held = self.core.hold(&self.mapping, page)?;
@@ -239,8 +239,8 @@ impl Handle {
 
     /// Starts the next readahead, if the folio has a mark that this reader shall meet.
     #[inline(always)]
-    fn meet(&self, mark: Mark, held: &Held<'_>) {
-        if mark == Mark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
+    fn meet(&self, mark: ReadaheadMark, held: &Held<'_>) {
+        if mark == ReadaheadMark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
             fill::read_further(self, held);
         }
     }

@@ -23,7 +23,7 @@
 
 use std::num::NonZero;
 
-use crate::access::found::{Found, Mark, Want};
+use crate::access::found::{Found, ReadaheadMark, Want};
 use crate::base::counters::Event;
 use crate::error::{ErrorKind, Result};
 use crate::frames::{
@@ -35,9 +35,9 @@ use crate::pages::handle::Handle;
 
 /// So many bytes, all in one folio.
 #[derive(Clone, Copy)]
-pub(crate) struct Bytes(pub(crate) u64);
+pub(crate) struct BytesWanted(pub(crate) u64);
 
-impl Want for Bytes {
+impl Want for BytesWanted {
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         at < span && self.0 <= span - at
@@ -90,7 +90,7 @@ impl Handle {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
         }
-        let found = self.found_at(offset, Bytes(buf.len() as u64));
+        let found = self.found_at(offset, BytesWanted(buf.len() as u64));
         let Some(found) = found else { return false };
         let from = found.from;
         let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
@@ -164,7 +164,7 @@ impl Handle {
         if offset >= self.mapping.len_bytes() {
             return Some(0);
         }
-        self.held_now(offset >> PAGE_SHIFT, (Mark::Meet, true), |held| {
+        self.held_now(offset >> PAGE_SHIFT, (ReadaheadMark::Meet, true), |held| {
             Some(self.copy_held(&held, buf, offset))
         })
     }
@@ -182,7 +182,7 @@ impl Handle {
         let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
         self.held(
             page,
-            (Mark::Meet, counted),
+            (ReadaheadMark::Meet, counted),
             || fill::get(self, page, wanted),
             |held| Ok(Some(self.copy_held(&held, buf, offset))),
         )

@@ -187,7 +187,7 @@ thread_local! {
     /// life.
     static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Gives the shard back when the thread ends.
-    static LEAVING: Leaving = const { Leaving };
+    static LEAVING: LeavingThread = const { LeavingThread };
 }
 
 static FREE_SEATS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
@@ -206,9 +206,9 @@ fn free_seats() -> Option<std::sync::MutexGuard<'static, Vec<usize>>> {
     Some(FREE_SEATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-struct Leaving;
+struct LeavingThread;
 
-impl Drop for Leaving {
+impl Drop for LeavingThread {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS

@@ -27,40 +27,40 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 /// fork.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// All [`Kept`], the newest first. The list only grows and changes by single stores, so a child can
+/// All [`KeptArc`], the newest first. The list only grows and changes by single stores, so a child can
 /// walk it whenever the fork happened.
-static KEPT: AtomicPtr<Kept> = AtomicPtr::new(ptr::null_mut());
+static KEPT: AtomicPtr<KeptArc> = AtomicPtr::new(ptr::null_mut());
 
 /// An `Arc` that a child must not be the last to drop.
-struct Kept {
+struct KeptArc {
     /// Null: free to be reused. [`CLAIMED`]: about to be used.
     what: AtomicPtr<()>,
     /// An `unsafe fn(*const ())` that raises the count of `what`. Stored before `what`.
     raise: AtomicPtr<()>,
-    next: *const Kept,
+    next: *const KeptArc,
 }
 
 const CLAIMED: *mut () = ptr::dangling_mut();
 
-/// The process in which something was made. Forks are counted once there is an [`Owner`], so this
+/// The process in which something was made. Forks are counted once there is an [`OwnerProcess`], so this
 /// is right wherever there is one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Birth(u32);
 
 /// The process that a cache belongs to.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct OwnerProcess {
     birth: Birth,
     pid: u32,
-    kept: OnceLock<&'static Kept>,
+    kept: OnceLock<&'static KeptArc>,
 }
 
 // SAFETY: its words are atomics, and `next` never changes.
-unsafe impl Sync for Kept {}
+unsafe impl Sync for KeptArc {}
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for KeptArc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("what", &self.what).finish_non_exhaustive()
+        f.debug_struct("KeptArc").field("what", &self.what).finish_non_exhaustive()
     }
 }
 
@@ -76,7 +76,7 @@ impl Birth {
     }
 }
 
-impl Owner {
+impl OwnerProcess {
     /// This process.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Owner {
             }
             REGISTERED.store(true, Ordering::Relaxed);
         }
-        Ok(Owner { birth: Birth::here(), pid: std::process::id(), kept: OnceLock::new() })
+        Ok(OwnerProcess { birth: Birth::here(), pid: std::process::id(), kept: OnceLock::new() })
     }
 
     /// Whether the calling process is the owner. Cost: one load.
@@ -115,7 +115,7 @@ impl Owner {
             // alive.
             unsafe { Arc::increment_strong_count(what.cast::<T>()) };
         }
-        let kept = Kept::claim();
+        let kept = KeptArc::claim();
         kept.raise.store(raise::<T> as *mut (), Ordering::Relaxed);
         // Release: pairs with the acquire in `forked`; the compiler must store `raise` first.
         kept.what.store(Arc::as_ptr(arc).cast_mut().cast(), Ordering::Release);
@@ -123,7 +123,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for OwnerProcess {
     fn drop(&mut self) {
         if let Some(kept) = self.kept.get() {
             // Release: pairs with the acquire in `claim`. The memory is freed after this.
@@ -132,10 +132,10 @@ impl Drop for Owner {
     }
 }
 
-impl Kept {
+impl KeptArc {
     /// A free entry, or a new one.
-    fn claim() -> &'static Kept {
-        let free = |kept: &&Kept| {
+    fn claim() -> &'static KeptArc {
+        let free = |kept: &&KeptArc| {
             // Acquire: pairs with the release in `drop`.
             let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
             kept.what.compare_exchange(ptr::null_mut(), CLAIMED, success, failure).is_ok()
@@ -143,7 +143,7 @@ impl Kept {
         if let Some(kept) = all().find(free) {
             return kept;
         }
-        let kept = Box::leak(Box::new(Kept {
+        let kept = Box::leak(Box::new(KeptArc {
             what: AtomicPtr::new(CLAIMED),
             raise: AtomicPtr::new(ptr::null_mut()),
             next: KEPT.load(Ordering::Relaxed), // compared below
@@ -166,9 +166,9 @@ pub(crate) fn is_child() -> bool {
 }
 
 /// All entries.
-fn all() -> impl Iterator<Item = &'static Kept> {
+fn all() -> impl Iterator<Item = &'static KeptArc> {
     // Acquire: pairs with the release in `claim`.
-    let mut at: *const Kept = KEPT.load(Ordering::Acquire);
+    let mut at: *const KeptArc = KEPT.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: null, or one that was leaked.
         let kept = unsafe { at.as_ref() }?;

@@ -51,12 +51,12 @@ impl fmt::Display for PinHolder {
 /// The list of one cache, if it has one.
 #[derive(Debug)]
 pub(crate) struct Holders {
-    list: Option<Mutex<List>>,
+    list: Option<Mutex<PinList>>,
     birth: Birth,
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct PinList {
     /// The number given last.
     last: u64,
     by_number: BTreeMap<u64, PinHolder>,
@@ -68,7 +68,7 @@ impl Holders {
     }
 
     /// The list. `None` also in a forked child, where its lock may be held for ever.
-    fn list(&self) -> Option<&Mutex<List>> {
+    fn list(&self) -> Option<&Mutex<PinList>> {
         self.list.as_ref().filter(|_| self.birth.is_here())
     }
 
@@ -116,7 +116,7 @@ impl Holders {
     }
 }
 
-impl List {
+impl PinList {
     fn insert(&mut self, holder: PinHolder) -> u64 {
         self.last += 1;
         self.by_number.insert(self.last, holder);

@@ -13,7 +13,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::access::borrow::{FolioRef, View};
+use crate::access::borrow::{FolioRef, PageView};
 use crate::error::Result;
 use crate::file::File;
 
@@ -86,7 +86,7 @@ impl SharedFile for Arc<File> {}
 /// ```
 pub struct FolioOf<F: SharedFile> {
     /// With a reference to its folio, which the drop gives back.
-    view: View,
+    view: PageView,
     /// Dropped after that.
     file: F,
 }

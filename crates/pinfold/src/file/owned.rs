@@ -23,7 +23,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::access::borrow::{FolioRef, may_keep};
-use crate::access::found::Mark;
+use crate::access::found::ReadaheadMark;
 use crate::access::futures;
 use crate::error::{ErrorKind, Result};
 use crate::file::File;
@@ -55,7 +55,7 @@ use crate::pages::reclaim::{Copied, allocate_copy};
 /// # use pinfold::{Cache, Options, source::Memory};
 /// # let cache = Cache::new(Options::new(8 << 20))?;
 /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-/// let column = bytes::Bytes::from_owner(file.bytes(4_000..60_000)?);
+/// let column = bytes::ArenaWords::from_owner(file.bytes(4_000..60_000)?);
 /// let value = column.slice(5_000..5_008);
 /// drop((file, cache)); // it keeps what it needs
 /// assert_eq!(value, [7; 8][..]);
@@ -65,12 +65,12 @@ use crate::pages::reclaim::{Copied, allocate_copy};
 pub struct OwnedBytes {
     from: NonNull<u8>,
     len: usize,
-    keeper: Keeper,
+    keeper: BytesKeeper,
 }
 
 /// What keeps the bytes.
 #[derive(Clone)]
-enum Keeper {
+enum BytesKeeper {
     /// There are none.
     Nothing,
     Folio {
@@ -82,9 +82,9 @@ enum Keeper {
 }
 
 // SAFETY: bytes that no thread writes, and what keeps them may be given back by any thread.
-unsafe impl Send for OwnedBytes where Keeper: Send {}
+unsafe impl Send for OwnedBytes where BytesKeeper: Send {}
 // SAFETY: as above; shared bytes only are handed out.
-unsafe impl Sync for OwnedBytes where Keeper: Sync {}
+unsafe impl Sync for OwnedBytes where BytesKeeper: Sync {}
 
 impl File {
     /// The bytes `range` of the file, in one piece that owns what keeps it ([`OwnedBytes`]): in
@@ -121,7 +121,7 @@ impl File {
         let wanted = handle.check_bytes(&range)?;
         let Some((page, bytes)) = pages_of(&wanted) else { return Ok(OwnedBytes::empty()) };
         let missing = || fill::get(handle, page, bytes);
-        let in_place = handle.held(page, (Mark::Meet, true), missing, |held| {
+        let in_place = handle.held(page, (ReadaheadMark::Meet, true), missing, |held| {
             Ok(Some(OwnedBytes::in_place(handle, held, &wanted)))
         })?;
         if let Some(bytes) = in_place {
@@ -191,7 +191,7 @@ impl Handle {
 
 impl OwnedBytes {
     fn empty() -> Self {
-        OwnedBytes { from: NonNull::dangling(), len: 0, keeper: Keeper::Nothing }
+        OwnedBytes { from: NonNull::dangling(), len: 0, keeper: BytesKeeper::Nothing }
     }
 
     /// Those of `wanted`, which begin in the folio of `held`: `None` if not all are in it, or it may
@@ -210,7 +210,7 @@ impl OwnedBytes {
         let len = (wanted.end - wanted.start) as usize;
         let bytes = guard.folio().get(at..at + len)?;
         let from = NonNull::from(bytes).cast();
-        Some(OwnedBytes { from, len, keeper: Keeper::Folio { _guard: guard } })
+        Some(OwnedBytes { from, len, keeper: BytesKeeper::Folio { _guard: guard } })
     }
 
     /// A copy that has `got` bytes of `wanted`.
@@ -223,7 +223,7 @@ impl OwnedBytes {
             handle.check_has(wanted, wanted.start + got as u64)?;
         }
         let from = copied.address();
-        Ok(OwnedBytes { from, len, keeper: Keeper::Copy { _memory: Arc::new(copied) } })
+        Ok(OwnedBytes { from, len, keeper: BytesKeeper::Copy { _memory: Arc::new(copied) } })
     }
 }
 
@@ -255,9 +255,9 @@ impl RefUnwindSafe for OwnedBytes {}
 impl std::fmt::Debug for OwnedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kept = match &self.keeper {
-            Keeper::Nothing => "nothing",
-            Keeper::Folio { .. } => "in place",
-            Keeper::Copy { .. } => "a copy",
+            BytesKeeper::Nothing => "nothing",
+            BytesKeeper::Folio { .. } => "in place",
+            BytesKeeper::Copy { .. } => "a copy",
         };
         f.debug_struct("OwnedBytes")
             .field("len", &self.len)

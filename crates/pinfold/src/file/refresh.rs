@@ -17,7 +17,7 @@
 
 use std::path::Path;
 
-use crate::access::found::Mark;
+use crate::access::found::ReadaheadMark;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
 use crate::error::{ErrorKind, Result};
@@ -204,7 +204,7 @@ fn is_the_same(handle: &Handle, start: u64, end: u64, len_bytes: u64) -> bool {
     let mut cached = [0; PAGE_BYTES];
     (start..end).all(|page| {
         let offset = page << PAGE_SHIFT;
-        let copied = handle.held_now(page, (Mark::Leave, false), |held| {
+        let copied = handle.held_now(page, (ReadaheadMark::Leave, false), |held| {
             Some(handle.copy_held(&held, &mut cached, offset))
         });
         let Some(bytes) = copied else { return true };

@@ -31,7 +31,7 @@ const ALIGN_BYTES: usize = Order::MAX.bytes();
 
 /// Why an arena could not be made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub(crate) enum ArenaError {
     /// Too small for a table and anything to describe with it.
     #[error(
         "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
@@ -74,7 +74,7 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     frames: u32,
     huge_pages_advised: bool,
-    touched: Touched,
+    touched: TouchedHugePages,
 }
 
 /// Which huge pages of the arena have been used, a bit each.
@@ -87,7 +87,7 @@ pub(super) struct Arena {
 ///
 /// Not a model checker's: no protocol depends on it.
 #[derive(Debug)]
-struct Touched {
+struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,
     /// Each is for every [`TOUCHING`]th huge page.
     touching: [Mutex<()>; TOUCHING],
@@ -96,10 +96,10 @@ struct Touched {
 /// Huge pages next to each other that can be touched at the same time.
 const TOUCHING: usize = 32;
 
-impl Touched {
+impl TouchedHugePages {
     fn new(frames: u32) -> Self {
         let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
-        Touched {
+        TouchedHugePages {
             blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
             touching: std::array::from_fn(|_| Mutex::new(())),
         }
@@ -125,12 +125,12 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Reserves `budget_bytes`, rounded down to whole frames.
-    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, OpenError> {
+    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, ArenaError> {
         if budget_bytes < BUDGET_MIN_BYTES {
-            return Err(OpenError::BudgetTooSmall { budget_bytes, least_bytes: BUDGET_MIN_BYTES });
+            return Err(ArenaError::BudgetTooSmall { budget_bytes, least_bytes: BUDGET_MIN_BYTES });
         }
         if budget_bytes > BUDGET_MAX_BYTES {
-            return Err(OpenError::BudgetTooLarge { budget_bytes, most_bytes: BUDGET_MAX_BYTES });
+            return Err(ArenaError::BudgetTooLarge { budget_bytes, most_bytes: BUDGET_MAX_BYTES });
         }
         let frames = (budget_bytes >> PAGE_SHIFT) as u32;
         let bytes = frames as usize * PAGE_BYTES;
@@ -138,7 +138,7 @@ impl Arena {
         // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
         // what it holds. Refused where the kernel has no huge pages; small ones work too.
         let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-        let touched = Touched::new(frames);
+        let touched = TouchedHugePages::new(frames);
         Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
     }
 
@@ -239,14 +239,14 @@ impl Drop for Arena {
 ///
 /// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims
 /// both ends. What stays is `bytes`, rounded up to the system's page.
-fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError> {
+fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, ArenaError> {
     debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
     let asked = bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the system's choice replaces nothing.
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }
-        .map_err(|cause| OpenError::Reserve { bytes: asked, cause })?
+        .map_err(|cause| ArenaError::Reserve { bytes: asked, cause })?
         .cast::<u8>();
 
     let kept = kept(start.addr(), bytes, page_bytes);
@@ -377,7 +377,7 @@ mod tests {
 
     /// Whether one huge page can be touched while the one before it is being touched.
     fn touches_side_by_side() -> bool {
-        let touched = Touched::new(16 << 9);
+        let touched = TouchedHugePages::new(16 << 9);
         let lock = |frame| std::ptr::from_ref(touched.touching(FrameNumber(frame)));
         assert_eq!(lock(512), lock(1023), "one at a time in the same one");
         lock(511) != lock(512)

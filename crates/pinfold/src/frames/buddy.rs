@@ -34,7 +34,7 @@
 use std::ops::Range;
 
 use super::entry::Frame;
-use super::mobility::{Mobility, Runs};
+use super::mobility::{Mobility, RunKinds};
 use super::run_map::RunMap;
 use super::table::Table;
 use super::units::{FrameNumber, Order};
@@ -77,7 +77,7 @@ impl FrameStats {
 #[derive(Debug)]
 pub(super) struct Buddy {
     lists: Mutex<Lists>,
-    runs: Runs,
+    runs: RunKinds,
     /// Copy of `Lists::free_frames`, stored under the mutex and read without it.
     free_frames: AtomicU32,
     /// The same of `Lists::free_lent`.
@@ -94,7 +94,7 @@ struct Lists {
     lent_runs: u32,
     /// How many want a run to stay lent.
     lent_users: u32,
-    held: Option<Held>,
+    held: Option<EmptyingRun>,
 }
 
 /// The free blocks in runs of one kind.
@@ -110,12 +110,12 @@ struct KindLists {
 #[derive(Clone, Copy)]
 struct Ground<'a> {
     table: &'a Table,
-    runs: &'a Runs,
+    runs: &'a RunKinds,
 }
 
 /// The run that is being emptied, and which of its frames are.
 #[derive(Debug)]
-struct Held {
+struct EmptyingRun {
     run: FrameNumber,
     map: RunMap,
 }
@@ -124,7 +124,7 @@ impl Buddy {
     /// Takes over all frames of `table` but its first `table_frames`, as free.
     pub(super) fn new(table: &Table, table_frames: u32) -> Self {
         assert!(0 < table_frames && table_frames < table.frames());
-        let runs = Runs::new(table.frames(), table_frames);
+        let runs = RunKinds::new(table.frames(), table_frames);
         let of = [KindLists::default(); Mobility::COUNT];
         let (free_frames, free_lent, lent_runs, lent_users) = Default::default();
         let mut lists = Lists { of, free_frames, free_lent, lent_runs, lent_users, held: None };
@@ -144,7 +144,7 @@ impl Buddy {
     }
 
     /// The kinds of the runs.
-    pub(super) fn runs(&self) -> &Runs {
+    pub(super) fn runs(&self) -> &RunKinds {
         &self.runs
     }
 
@@ -351,7 +351,7 @@ impl Buddy {
             *lists.free(self.runs.kind(head)) -= order.frames();
             map.insert(head.0 - run.0, order);
         }
-        lists.held = Some(Held { run, map });
+        lists.held = Some(EmptyingRun { run, map });
         self.assert_sane(&lists, table);
         self.publish(&lists);
         true

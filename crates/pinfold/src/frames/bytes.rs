@@ -13,21 +13,21 @@ use crate::base::sync::{AtomicU64, Ordering, fence_before_racing_stores};
 
 /// A word for each frame of an arena.
 #[derive(Debug)]
-pub(super) struct Bytes {
+pub(super) struct ArenaWords {
     base: usize,
     words: Vec<AtomicU64>,
 }
 
 std::thread_local! {
     /// The arena of the model that is running: all its threads run on one of the system's.
-    static ARENA: RefCell<Weak<Bytes>> = const { RefCell::new(Weak::new()) };
+    static ARENA: RefCell<Weak<ArenaWords>> = const { RefCell::new(Weak::new()) };
 }
 
-impl Bytes {
+impl ArenaWords {
     /// Those of the arena at `base`, zero like fresh memory.
     pub(super) fn of(base: NonNull<u8>, frames: u32) -> Arc<Self> {
         let words = (0..frames).map(|_| AtomicU64::new(0)).collect();
-        let bytes = Arc::new(Bytes { base: base.addr().get(), words });
+        let bytes = Arc::new(ArenaWords { base: base.addr().get(), words });
         ARENA.set(Arc::downgrade(&bytes));
         bytes
     }
@@ -37,7 +37,7 @@ impl Bytes {
     }
 }
 
-fn arena() -> Arc<Bytes> {
+fn arena() -> Arc<ArenaWords> {
     ARENA.with_borrow(Weak::upgrade).expect("the model has an arena")
 }
 

@@ -17,9 +17,9 @@
 //!
 //! A pin ends, an index node stays for ever: a run with one is never made whole or lent again. So
 //! nodes lie as low as possible, and behind the table some frames are left for them by what is
-//! pinned ([`Runs::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
+//! pinned ([`RunKinds::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
 
-// Not from `crate::base::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
+// Not from `crate::base::sync`: changed under the allocator's mutex, and see `RunKinds::is_movable`.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ impl Mobility {
 
 /// The kind of each run: a bit that is set for movable and for lent ones, and one for lent ones.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct RunKinds {
     movable: Box<[AtomicU64]>,
     lent: Box<[AtomicU64]>,
     /// The runs in which every frame can be data; no other is ever movable.
@@ -72,14 +72,14 @@ fn for_nodes(frames: u32, table_frames: u32, whole: &Range<u32>) -> Range<u32> {
     table_frames..ends.filter(fits).max().unwrap_or(table_frames)
 }
 
-impl Runs {
+impl RunKinds {
     /// For an arena of `frames` of which the first `table_frames` are the table's: all whole runs
     /// are movable.
     pub(super) fn new(frames: u32, table_frames: u32) -> Self {
         let run_frames = Order::MAX.frames();
         let whole = table_frames.div_ceil(run_frames)..frames / run_frames;
         let words = frames.div_ceil(run_frames).div_ceil(64);
-        let runs = Runs {
+        let runs = RunKinds {
             movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
             lent: (0..words).map(|_| AtomicU64::new(0)).collect(),
             whole: whole.clone(),

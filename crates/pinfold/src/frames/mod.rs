@@ -50,7 +50,7 @@ mod stress;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-pub(crate) use arena::OpenError;
+pub(crate) use arena::ArenaError;
 pub(crate) use buddy::FrameStats;
 #[cfg(loom)]
 pub(crate) use bytes::{copy_racing, copy_still};
@@ -87,7 +87,7 @@ pub(crate) struct Frames {
     table: Table,
     buddy: Buddy,
     #[cfg(loom)]
-    bytes: std::sync::Arc<bytes::Bytes>,
+    bytes: std::sync::Arc<bytes::ArenaWords>,
     /// The last field, so that it is dropped after those that point into it.
     arena: Arena,
 }
@@ -102,7 +102,7 @@ impl Frames {
     ///
     /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the
     /// system refuses the address space.
-    pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
+    pub(crate) fn open(budget_bytes: u64) -> Result<Self, ArenaError> {
         let arena = Arena::reserve(budget_bytes)?;
         let frames = arena.frames();
         let table_frames = Table::frames_taken(frames);
@@ -115,7 +115,7 @@ impl Frames {
             table,
             buddy,
             #[cfg(loom)]
-            bytes: bytes::Bytes::of(arena.base(), frames),
+            bytes: bytes::ArenaWords::of(arena.base(), frames),
             arena,
         })
     }

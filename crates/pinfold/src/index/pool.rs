@@ -47,11 +47,11 @@ pub(crate) struct PoolStats {
 #[derive(Debug)]
 pub(crate) struct NodePool<const BITS: u32 = { super::types::BITS }> {
     memory: NodeMemory<BITS>,
-    state: Mutex<State>,
+    state: Mutex<NodePoolState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct NodePoolState {
     /// First free node, linked through the headers; 0 is none.
     free: u32,
     free_count: u64,
@@ -64,7 +64,7 @@ struct State {
     indexes: u64,
 }
 
-impl State {
+impl NodePoolState {
     fn available(&self) -> u64 {
         self.free_count + u64::from(self.fresh.end - self.fresh.start)
     }
@@ -104,7 +104,7 @@ impl<const BITS: u32> NodePool<BITS> {
 
     fn over(memory: NodeMemory<BITS>, fresh: Range<u32>) -> Self {
         let nodes = u64::from(fresh.end - fresh.start);
-        let state = State { free: 0, free_count: 0, fresh, slabs: 0, nodes, indexes: 0 };
+        let state = NodePoolState { free: 0, free_count: 0, fresh, slabs: 0, nodes, indexes: 0 };
         NodePool { memory, state: Mutex::new(state) }
     }
 
@@ -260,7 +260,7 @@ impl<const BITS: u32> NodePool<BITS> {
         stash.len += 1;
     }
 
-    fn pop(&self, state: &mut State) -> u32 {
+    fn pop(&self, state: &mut NodePoolState) -> u32 {
         if state.free == 0 {
             return state.fresh.next().expect("counted before");
         }
@@ -270,7 +270,7 @@ impl<const BITS: u32> NodePool<BITS> {
         word
     }
 
-    fn push(&self, state: &mut State, word: u32) {
+    fn push(&self, state: &mut NodePoolState, word: u32) {
         self.node(Entry(word)).set_next_free(state.free);
         state.free = word;
         state.free_count += 1;

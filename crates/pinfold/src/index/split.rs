@@ -38,13 +38,13 @@ pub(crate) enum SplitError {
 }
 
 /// What the pieces are, while subtrees are built.
-struct Pieces<F> {
+struct SplitPieces<F> {
     order: u32,
     head: F,
     next: u32,
 }
 
-impl<F: FnMut(u32) -> FrameNumber> Pieces<F> {
+impl<F: FnMut(u32) -> FrameNumber> SplitPieces<F> {
     fn next_entry(&mut self) -> Entry {
         self.next += 1;
         Entry::folio((self.head)(self.next - 1))
@@ -96,7 +96,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         if mutant::on(Mutant::SplitClearsFirst) {
             self.store(seat, Entry::EMPTY);
         }
-        let mut pieces = Pieces { order: new_order, head, next: 0 };
+        let mut pieces = SplitPieces { order: new_order, head, next: 0 };
         if old_order / BITS == new_order / BITS {
             Self::store_pieces(node, first..first + count, &mut pieces, Node::publish);
         } else {
@@ -115,7 +115,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     fn store_pieces<F: FnMut(u32) -> FrameNumber>(
         node: Node<'a, BITS>,
         slots: std::ops::Range<u32>,
-        pieces: &mut Pieces<F>,
+        pieces: &mut SplitPieces<F>,
         store: impl Fn(Node<'a, BITS>, u32, Entry),
     ) {
         let each = 1 << (pieces.order % BITS);
@@ -133,7 +133,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         &mut self,
         parent: Node<'a, BITS>,
         slot: u32,
-        pieces: &mut Pieces<F>,
+        pieces: &mut SplitPieces<F>,
     ) -> Entry {
         let all = Node::<BITS>::FANOUT;
         let level = parent.links().level - 1;

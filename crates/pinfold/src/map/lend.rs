@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
 use crate::map::around;
-use crate::mapped::mirror::{Claim, Mirror, Refused, Shown};
+use crate::mapped::mirror::{Mirror, PlaceClaim, Shown, SystemRefused};
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
@@ -46,7 +46,7 @@ pub(crate) const NAP: Duration = Duration::from_millis(1);
 /// The same for a task, which has a thread wait so long once.
 const COPY_NAP: Duration = Duration::from_micros(100);
 
-/// What is [`Refused`] where the bytes of a folio do not get into the mirror.
+/// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.
 const PUT: &str = "put pages there";
 
 /// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
@@ -99,7 +99,7 @@ struct Lending<'a> {
     new: FrameNumber,
     page: u64,
     order: Order,
-    claim: Claim<'a>,
+    claim: PlaceClaim<'a>,
 }
 
 /// The mirror of the handle's file, as long as the file.
@@ -293,7 +293,7 @@ pub(crate) async fn bring<'a>(
     page: u64,
     waiter: Waiter<'_>,
 ) -> Result<Brought<'a>> {
-    let (mut again, mut waits) = (false, Waits::default());
+    let (mut again, mut waits) = (false, AccessWaits::default());
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
     let bringing = bringing(&handle.core, pages, waiter).await;
     // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
@@ -343,7 +343,7 @@ pub(crate) async fn bringing<'a>(
 
 /// What an access waits for, beside the read.
 #[derive(Default)]
-struct Waits {
+struct AccessWaits {
     /// For lent memory.
     memory: Option<Patience>,
     /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
@@ -357,7 +357,7 @@ async fn ready<'a>(
     handle: &'a Handle,
     page: u64,
     read: Held<'a>,
-    waits: &mut Waits,
+    waits: &mut AccessWaits,
     waiter: Waiter<'_>,
 ) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
@@ -427,7 +427,7 @@ async fn ready<'a>(
 pub(crate) fn older_version(mapping: &Mapping) -> Error {
     let why = "an older version of the page is still in use there";
     let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
-    mapping.mirror_error(Refused::to(PUT)(late))
+    mapping.mirror_error(SystemRefused::to(PUT)(late))
 }
 
 /// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
@@ -565,7 +565,7 @@ unsafe fn lend_together<'a>(
     }
     freeze::let_go(core, &gone);
     match failed {
-        Some(cause) if copied == 0 => Err(mapping.mirror_error(Refused::to(PUT)(cause))),
+        Some(cause) if copied == 0 => Err(mapping.mirror_error(SystemRefused::to(PUT)(cause))),
         _ => Ok(Lent::Done),
     }
 }

@@ -17,11 +17,11 @@ pub(crate) struct Pagemap(File);
 
 /// What the page table has for one page.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry(u64);
+pub(crate) struct PagemapEntry(u64);
 
 const ENTRY_BYTES: usize = size_of::<u64>();
 
-impl Entry {
+impl PagemapEntry {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const GUARDED: u64 = 1 << 58;
@@ -29,23 +29,23 @@ impl Entry {
 
     /// The page is in memory, and an access finds it.
     pub(crate) fn is_present(self) -> bool {
-        self.0 & Entry::PRESENT != 0
+        self.0 & PagemapEntry::PRESENT != 0
     }
 
     /// There is nothing: an access is a fault for a missing page, or finds a guard. What the system
     /// has swapped out itself, or is just moving, is not absent.
     pub(crate) fn is_absent(self) -> bool {
-        self.0 & (Entry::PRESENT | Entry::SWAPPED) == 0 || self.is_guarded()
+        self.0 & (PagemapEntry::PRESENT | PagemapEntry::SWAPPED) == 0 || self.is_guarded()
     }
 
     /// The program has put a guard there, by `MADV_GUARD_INSTALL` (Linux 6.15 and later tell).
     fn is_guarded(self) -> bool {
-        self.0 & Entry::GUARDED != 0
+        self.0 & PagemapEntry::GUARDED != 0
     }
 
     /// A store is a fault of userfaultfd (Linux 5.14 and later tell).
     pub(crate) fn is_protected(self) -> bool {
-        self.0 & Entry::PROTECTED != 0
+        self.0 & PagemapEntry::PROTECTED != 0
     }
 }
 
@@ -61,21 +61,21 @@ impl Pagemap {
     ///
     /// # Errors
     /// The system has no memory for the answer.
-    pub(crate) fn entry(&self, address: usize) -> io::Result<Entry> {
+    pub(crate) fn entry(&self, address: usize) -> io::Result<PagemapEntry> {
         let mut entry = [0; ENTRY_BYTES];
         self.read(address, &mut entry)?;
-        Ok(Entry(u64::from_ne_bytes(entry)))
+        Ok(PagemapEntry(u64::from_ne_bytes(entry)))
     }
 
     /// The entries of all pages at these addresses, by one system call.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
-    pub(crate) fn entries(&self, at: &Range<usize>) -> io::Result<Vec<Entry>> {
+    pub(crate) fn entries(&self, at: &Range<usize>) -> io::Result<Vec<PagemapEntry>> {
         let mut entries = vec![0; at.len() / PAGE_BYTES * ENTRY_BYTES];
         self.read(at.start, &mut entries)?;
         let entries = entries.as_chunks::<ENTRY_BYTES>().0;
-        Ok(entries.iter().map(|entry| Entry(u64::from_ne_bytes(*entry))).collect())
+        Ok(entries.iter().map(|entry| PagemapEntry(u64::from_ne_bytes(*entry))).collect())
     }
 
     fn read(&self, address: usize, entries: &mut [u8]) -> io::Result<()> {

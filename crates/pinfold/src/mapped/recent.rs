@@ -30,13 +30,13 @@ const KEPT_MAX_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Recent {
     most_bytes: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<RecentQueue>,
     /// How many there are, for those who would let go of them.
     len: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct RecentQueue {
     /// The oldest first, with their sizes.
     queue: VecDeque<(FrameNumber, usize)>,
     bytes: usize,
@@ -77,7 +77,7 @@ impl Recent {
             return Vec::new();
         }
         let mut kept = self.kept.lock();
-        let Kept { queue, bytes } = &mut *kept;
+        let RecentQueue { queue, bytes } = &mut *kept;
         let mut gone = Vec::new();
         queue.retain(|&(head, its_bytes)| {
             let goes = goes(head);

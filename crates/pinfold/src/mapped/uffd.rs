@@ -20,8 +20,8 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use crate::error::{ErrorKind, Result};
 use abi::{
     API, Api, COPY_QUIETLY, Copy, EVENT_PAGEFAULT, FAULT_WRITE, FEATURE_MISSING_SHMEM,
-    FEATURE_POISON, FEATURE_SIGBUS, Install, Message, OP_API, OP_COPY, OP_NEW, OP_POISON,
-    OP_REGISTER, OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY,
+    FEATURE_POISON, FEATURE_SIGBUS, Install, OP_API, OP_COPY, OP_NEW, OP_POISON, OP_REGISTER,
+    OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY, UffdMsg,
 };
 
 const DEVICE: &str = "/dev/userfaultfd";
@@ -145,7 +145,7 @@ impl Uffd {
 
     /// The address that a thread waits for, if one does, and whether it stores there.
     pub(crate) fn next(&self) -> io::Result<Option<(usize, bool)>> {
-        let mut bytes = [0; size_of::<Message>()];
+        let mut bytes = [0; size_of::<UffdMsg>()];
         // Ends: each turn but the last takes a message off the queue.
         loop {
             match rustix::io::read(&self.fd, &mut bytes) {
@@ -156,7 +156,7 @@ impl Uffd {
             }
             // SAFETY: any bytes are a message.
             let message =
-                unsafe { std::mem::transmute::<[u8; size_of::<Message>()], Message>(bytes) };
+                unsafe { std::mem::transmute::<[u8; size_of::<UffdMsg>()], UffdMsg>(bytes) };
             if message.event == EVENT_PAGEFAULT {
                 let [flags, address, _thread] = message.words;
                 return Ok(Some((address as usize, flags & FAULT_WRITE != 0)));

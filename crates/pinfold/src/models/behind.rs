@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use crate::error::{Error, Result};
-use crate::map::space::fault::{By, Fault, FaultIo, FaultLock, Shared, Target, serve};
+use crate::map::space::fault::{Fault, FaultIo, FaultLock, ServedBy, SpaceShared, Target, serve};
 use crate::map::space::index::{GRANULE_BYTES, Leaf};
 use crate::map::space::stats::write;
 use crate::map::space::vma::{Mapped, Vma, Wanted, begin, end};
@@ -27,7 +27,7 @@ struct Behind {
 
 /// A share of a file.
 struct Share {
-    shared: Arc<Shared>,
+    shared: Arc<SpaceShared>,
     file: Arc<Behind>,
     counted: bool,
 }
@@ -49,7 +49,7 @@ impl Drop for Share {
 }
 
 impl Share {
-    fn new(shared: &Arc<Shared>, file: &Arc<Behind>, counted: bool) -> Self {
+    fn new(shared: &Arc<SpaceShared>, file: &Arc<Behind>, counted: bool) -> Self {
         file.shares.fetch_add(u32::from(counted), Ordering::SeqCst);
         Share { shared: shared.clone(), file: file.clone(), counted }
     }
@@ -62,7 +62,7 @@ impl Share {
 impl Target for Share {
     type Brought<'a> = ();
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &SpaceShared {
         self.is_open();
         &self.shared
     }
@@ -90,7 +90,7 @@ impl Target for Share {
 
 /// Spaces that share records. Each file has a granule of its own, and is mapped there at most once.
 pub(super) struct Spaces {
-    pub(super) shared: Vec<Arc<Shared>>,
+    pub(super) shared: Vec<Arc<SpaceShared>>,
     leaf: Leaf,
     records: Vec<Vma<Share>>,
     /// The numbers of the records that can be claimed.
@@ -106,7 +106,9 @@ impl Spaces {
             Arc::new(Behind { there: word(), is_mapped: word(), shares: word() })
         };
         Spaces {
-            shared: (0..files).map(|_| Arc::new(Shared::new(lock, io, By::Signal))).collect(),
+            shared: (0..files)
+                .map(|_| Arc::new(SpaceShared::new(lock, io, ServedBy::Signal)))
+                .collect(),
             leaf: Leaf::new(),
             records: (0..records).map(|_| Vma::new()).collect(),
             free: Mutex::new((0..records).collect()),
@@ -150,7 +152,7 @@ impl Spaces {
         let find = |address: usize| {
             self.leaf.get(address / GRANULE_BYTES).map(|number| &self.records[number as usize])
         };
-        serve(file * GRANULE_BYTES + 17, By::Signal, find)
+        serve(file * GRANULE_BYTES + 17, ServedBy::Signal, find)
     }
 
     /// The file's page is evicted.

@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::access::pin::PinnedRange;
 use crate::base::barrier::Barrier;
-use crate::base::fork::Owner;
+use crate::base::fork::OwnerProcess;
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{FrameStats, Frames, Order, PAGE_BYTES, bytes};

@@ -8,12 +8,12 @@ use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::base::mutant::Mutant;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
-use crate::source::{Backing, Identity, Key};
+use crate::source::{Backing, FileIdentity, FileKey};
 
 fn open(model: &Model) -> Handle {
     let core = &model.core;
-    let key = Key::Object("model".to_owned());
-    let identity = Identity { key, version: None, contents: None };
+    let key = FileKey::Object("model".to_owned());
+    let identity = FileIdentity { key, version: None, contents: None };
     let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
     let path = PathBuf::from("again");
     let opened = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);

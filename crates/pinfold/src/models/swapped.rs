@@ -11,8 +11,8 @@ use super::{SWAPPED, holds_and_catches};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use crate::mapped::swap::pages::Written::{self, Failed, InSlot};
-use crate::mapped::swap::pages::{self, Pages, Seen, State, Unused};
-use crate::mapped::swap::slots::{Slot, Slots};
+use crate::mapped::swap::pages::{self, PageState, PageStates, Seen, Unused};
+use crate::mapped::swap::slots::{Slot, SwapSlots};
 
 const THERE: u32 = 1 << 31;
 const PROTECTED: u32 = 1 << 30;
@@ -24,9 +24,9 @@ const BYTES: u32 = INDEXED - 1;
 pub(super) struct Machine {
     memory: Vec<AtomicU32>,
     swap: Vec<AtomicU32>,
-    slots: Slots,
+    slots: SwapSlots,
     /// Behind the `change` mutex.
-    pages: Mutex<Pages>,
+    pages: Mutex<PageStates>,
     /// Whether KSM may merge the pages; held while it does.
     merges: Mutex<bool>,
     /// Whether an eviction looks the page table up. Not where the states alone are to be enough.
@@ -36,14 +36,14 @@ pub(super) struct Machine {
 impl Machine {
     /// Pages of which each has its number, plus one, as its bytes.
     pub(super) fn new(memory: u32, slots: u32) -> Self {
-        let mut states = Pages::new(memory.into()).expect("a few pages");
+        let mut states = PageStates::new(memory.into()).expect("a few pages");
         for page in 0..memory {
             assert_eq!(states.store(page.into(), || {}), Unused(None));
         }
         Machine {
             memory: (0..memory).map(|page| AtomicU32::new(THERE | INDEXED | (page + 1))).collect(),
             swap: (0..slots).map(|_| AtomicU32::new(0)).collect(),
-            slots: Slots::new(slots),
+            slots: SwapSlots::new(slots),
             pages: Mutex::new(states),
             merges: Mutex::new(true),
             looks: false,
@@ -165,7 +165,7 @@ impl Machine {
 
     /// Steps 1 and 4 to 6 of a fault at once: they wait for each other by the folio's version. False:
     /// the access fails.
-    fn bring(&self, states: &mut Pages, page: u32) -> bool {
+    fn bring(&self, states: &mut PageStates, page: u32) -> bool {
         let memory = &self.memory[page as usize];
         let now = memory.load(Ordering::SeqCst);
         if now & THERE != 0 {
@@ -175,9 +175,9 @@ impl Machine {
             return false;
         }
         let bytes = match states.get(page.into()) {
-            State::Swapped(Slot(slot)) => self.swap[slot as usize].load(Ordering::SeqCst),
-            State::Origin => 0,
-            State::Lost => return false,
+            PageState::Swapped(Slot(slot)) => self.swap[slot as usize].load(Ordering::SeqCst),
+            PageState::Origin => 0,
+            PageState::Lost => return false,
             state => panic!("page {page} has left memory while it is {state:?}"),
         };
         memory.store(THERE | INDEXED | PROTECTED | bytes, Ordering::SeqCst);

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use crate::base::counters::Counters;
-use crate::base::fork::Owner;
+use crate::base::fork::OwnerProcess;
 use crate::base::holders::Holders;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Waiters;
@@ -33,7 +33,7 @@ use crate::source::{Engine, EngineOptions};
 #[derive(Debug)]
 pub(crate) struct Core {
     /// First, so that it is dropped first: it lets go of what it keeps.
-    pub(crate) owner: Owner,
+    pub(crate) owner: OwnerProcess,
     /// What a forked child gets. Made before the fork: a child allocates nothing.
     forked: Error,
     pub(crate) counters: Counters,
@@ -64,7 +64,7 @@ impl Core {
     /// Makes a cache: all of `frames` free, no files.
     ///
     /// # Errors
-    /// As for [`Owner::here`].
+    /// As for [`OwnerProcess::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,
@@ -74,7 +74,7 @@ impl Core {
     ) -> io::Result<Self> {
         let pages = frames.free_frames() - pressure.high_frames;
         let worker_is_free = pressure.hook();
-        let owner = Owner::here()?;
+        let owner = OwnerProcess::here()?;
         Ok(Core {
             forked: ErrorKind::Forked { owner: owner.pid() }.into(),
             owner,

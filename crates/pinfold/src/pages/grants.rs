@@ -34,12 +34,12 @@ const LOOKED_AT_MAX: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Grants {
     /// Held under no other lock, and no other is taken under it.
-    list: Mutex<List>,
+    list: Mutex<GrantList>,
     pages_max: u32,
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct GrantList {
     /// The oldest first.
     folios: VecDeque<Grant>,
     /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled
@@ -58,7 +58,7 @@ pub(crate) struct Grant {
 
 /// What has become of a folio that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Now {
+enum GrantState {
     /// Freed, split or revoked.
     Over,
     /// It has users, or is being changed at this moment.
@@ -68,22 +68,22 @@ enum Now {
 
 impl Grant {
     /// "Over" is final; the other two may have changed already.
-    fn now(&self, frame: &Frame) -> Now {
+    fn now(&self, frame: &Frame) -> GrantState {
         let since = frame.since(self.stamp);
         let word = frame.count.word();
         match since {
-            0 if !word.is_frozen() && word.refs() <= 1 && word.pins() == 0 => Now::Idle,
-            0 => Now::Used,
+            0 if !word.is_frozen() && word.refs() <= 1 && word.pins() == 0 => GrantState::Idle,
+            0 => GrantState::Used,
             // Out of its file, and still referenced; or, for a moment, the next folio in its frames
             // on its way. If that one is for index nodes, it is so for ever; but it is a page.
-            1 if !word.is_frozen() && frame.order().frames() == self.pages => Now::Used,
+            1 if !word.is_frozen() && frame.order().frames() == self.pages => GrantState::Used,
             // Freed; or frozen, and whoever thaws it revokes the grant.
-            _ => Now::Over,
+            _ => GrantState::Over,
         }
     }
 }
 
-impl List {
+impl GrantList {
     /// Looks at two folios, and takes off what is over. Called for each that is added beyond the
     /// limit, for which nobody looks for an idle one: so the list has at most as many that are over
     /// as that are not, but for a few.
@@ -91,8 +91,8 @@ impl List {
         for _ in 0..2 {
             let Some(grant) = self.folios.pop_front() else { return };
             match grant.now(frames.frame(grant.head)) {
-                Now::Over => self.pages -= grant.pages,
-                Now::Used | Now::Idle => self.folios.push_back(grant),
+                GrantState::Over => self.pages -= grant.pages,
+                GrantState::Used | GrantState::Idle => self.folios.push_back(grant),
             }
         }
     }
@@ -101,7 +101,7 @@ impl List {
 impl Grants {
     /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
-        Grants { list: Mutex::new(List::default()), pages_max: frames / SHARE }
+        Grants { list: Mutex::new(GrantList::default()), pages_max: frames / SHARE }
     }
 
     /// Grants the folio at `head`, to which the caller has a reference, if the limit allows it, or
@@ -131,9 +131,9 @@ impl Grants {
         for _ in 0..list.folios.len().min(LOOKED_AT_MAX) {
             let grant = list.folios.pop_front()?;
             match grant.now(frames.frame(grant.head)) {
-                Now::Over => list.pages -= grant.pages,
-                Now::Used => list.folios.push_back(grant),
-                Now::Idle => return Some(grant),
+                GrantState::Over => list.pages -= grant.pages,
+                GrantState::Used => list.folios.push_back(grant),
+                GrantState::Idle => return Some(grant),
             }
         }
         None

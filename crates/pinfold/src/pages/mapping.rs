@@ -23,12 +23,14 @@ use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
-use crate::mapped::mirror::{Mirror, Refused};
-use crate::mapped::swap::pages::{Pages, Unused};
+use crate::mapped::mirror::{Mirror, SystemRefused};
+use crate::mapped::swap::pages::{PageStates, Unused};
 use crate::mapped::uffd::Uffd;
 use crate::pages::pressure::OnItsWay;
 use crate::pages::stream::Learned;
-use crate::source::{Backing, Contents, FileId, Identity, Key, LetGo, Truncated, shared_bytes};
+use crate::source::{
+    Backing, Contents, FileId, FileIdentity, FileKey, LetGo, Truncated, shared_bytes,
+};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -69,7 +71,7 @@ pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     /// Of these pages, in rising order, those that could leave memory without a write, and whose
     /// protection has ended without a fault, count as stored to from now on. Called under the
     /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
-    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused>;
+    fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused>;
 
     /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
     /// to the swap, so that they may leave memory. If the swap has just failed or was full, only
@@ -105,7 +107,7 @@ pub(crate) struct Mapping {
     /// Changes under the table's mutex.
     handles: AtomicU64,
     /// Two opens with equal identities are one file. Sources of the program's own may have none.
-    identity: Option<Identity>,
+    identity: Option<FileIdentity>,
     /// Of a file of the system: what its cached pages were read under. Changes under `resizing`.
     /// Taken after all other locks.
     read_under: Mutex<Option<ReadUnder>>,
@@ -163,7 +165,7 @@ struct Change {
     /// Folios in the index.
     folios: u64,
     /// Where the bytes of its pages are, if they are the program's own.
-    own: Option<Pages>,
+    own: Option<PageStates>,
 }
 
 /// A mapping's `change` mutex, held: the right to change its index.
@@ -188,10 +190,10 @@ impl Mapping {
     /// Bytes of what is kept for it outside of the arena, the directory apart, as for
     /// [`Stats::files_bytes`](crate::Stats::files_bytes).
     pub(crate) fn heap_bytes(&self) -> u64 {
-        const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(Key, u32)>();
+        const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(FileKey, u32)>();
         let names = match &self.identity {
             // Its key is in the table, too.
-            Some(Identity { key: Key::Object(key), version, .. }) => {
+            Some(FileIdentity { key: FileKey::Object(key), version, .. }) => {
                 2 * key.capacity() + version.as_ref().map_or(0, String::capacity)
             }
             _ => 0,
@@ -225,12 +227,12 @@ impl Mapping {
 
     /// Whether it is a file of the system, or a block device.
     pub(crate) fn is_of_system(&self) -> bool {
-        matches!(self.identity, Some(Identity { key: Key::File(_), .. }))
+        matches!(self.identity, Some(FileIdentity { key: FileKey::File(_), .. }))
     }
 
     /// Whether it is this one.
     pub(crate) fn is_file(&self, file: FileId) -> bool {
-        self.identity.as_ref().is_some_and(|identity| identity.key == Key::File(file))
+        self.identity.as_ref().is_some_and(|identity| identity.key == FileKey::File(file))
     }
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {
@@ -266,8 +268,8 @@ impl Mapping {
     }
 
     /// The error that the system has refused something of its mirror.
-    pub(crate) fn mirror_error(&self, why: Refused) -> Error {
-        let Refused { what, cause } = why;
+    pub(crate) fn mirror_error(&self, why: SystemRefused) -> Error {
+        let SystemRefused { what, cause } = why;
         ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
     }
 
@@ -296,7 +298,7 @@ impl Mapping {
 
     /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
     /// any.
-    pub(crate) fn make_own(&self, pages: Pages, memory: Arc<dyn OwnMemory>) {
+    pub(crate) fn make_own(&self, pages: PageStates, memory: Arc<dyn OwnMemory>) {
         self.change.lock().own = Some(pages);
         assert!(self.own.set(memory).is_ok(), "a mapping has one memory");
     }
@@ -344,7 +346,7 @@ impl Changing<'_> {
     }
 
     /// Where the bytes of its pages are, if they are the program's own.
-    pub(crate) fn own(&mut self) -> Option<&mut Pages> {
+    pub(crate) fn own(&mut self) -> Option<&mut PageStates> {
         self.guard.own.as_mut()
     }
 
@@ -379,7 +381,7 @@ impl Changing<'_> {
 /// All mappings of a cache.
 #[derive(Debug)]
 pub(crate) struct Mappings {
-    table: Mutex<Table>,
+    table: Mutex<MappingTable>,
 }
 
 /// A number is reused once its mapping is removed, which requires that no folio names it: each
@@ -387,17 +389,17 @@ pub(crate) struct Mappings {
 /// whatever entry an old hint leads to, the number in a valid entry is that of the mapping in the
 /// table.
 #[derive(Debug)]
-struct Table {
+struct MappingTable {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
-    by_key: HashMap<Key, u32>,
+    by_key: HashMap<FileKey, u32>,
     /// All numbers are below it.
     ids_end: u32,
 }
 
 /// What is kept for files outside of the budget.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct FilesKept {
     pub(crate) files: u64,
     pub(crate) files_bytes: u64,
     pub(crate) directories_bytes: u64,
@@ -416,7 +418,7 @@ pub(crate) struct Closed {
 
 impl Mappings {
     pub(crate) fn new() -> Self {
-        let table = Table {
+        let table = MappingTable {
             by_id: Vec::new(),
             free_ids: Vec::new(),
             by_key: HashMap::new(),
@@ -425,7 +427,7 @@ impl Mappings {
         Mappings { table: Mutex::new(table) }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, MappingTable> {
         self.table.lock()
     }
 
@@ -440,9 +442,9 @@ impl Mappings {
     }
 
     /// What is kept for all mappings outside of the budget.
-    pub(crate) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> FilesKept {
         let table = self.table();
-        let mut kept = Kept::default();
+        let mut kept = FilesKept::default();
         for mapping in table.by_id.iter().flatten() {
             kept.files += 1;
             kept.files_bytes += mapping.heap_bytes();
@@ -466,7 +468,7 @@ impl Mappings {
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
-        identity: Option<Identity>,
+        identity: Option<FileIdentity>,
         path: PathBuf,
         backing: Backing,
         len_bytes: u64,
@@ -505,7 +507,7 @@ impl Mappings {
         let read_under = read_under.map(|contents| ReadUnder::now(contents, &backing));
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
-            ghosts_of: identity.as_ref().map_or_else(|| index.id(), Identity::number),
+            ghosts_of: identity.as_ref().map_or_else(|| index.id(), FileIdentity::number),
             index,
             id,
             len_bytes: AtomicU64::new(len_bytes),
@@ -533,7 +535,7 @@ impl Mappings {
     /// The mapping of a file that has handles, with one more.
     pub(crate) fn open_again(&self, file: FileId) -> Option<Arc<Mapping>> {
         let table = self.table();
-        let id = *table.by_key.get(&Key::File(file))?;
+        let id = *table.by_key.get(&FileKey::File(file))?;
         let mapping = table.by_id[id as usize].as_ref()?;
         // Relaxed, both: ordered by the table's mutex.
         if mapping.handles.load(Ordering::Relaxed) == 0 {
@@ -598,7 +600,7 @@ impl Mappings {
     }
 }
 
-impl Table {
+impl MappingTable {
     fn is_full(&self) -> bool {
         self.free_ids.is_empty() && self.by_id.len() >= self.ids_end as usize
     }
@@ -620,9 +622,10 @@ impl Table {
 }
 
 /// The error, if the mapping is of another version than `identity`, which has the same key.
-fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Option<Error> {
+fn changed(mapping: &Mapping, identity: Option<&FileIdentity>, path: &Path) -> Option<Error> {
     let (known, new) = (mapping.identity.as_ref()?, identity?);
-    let (Key::Object(key), Some(open), Some(attached)) = (&known.key, &known.version, &new.version)
+    let (FileKey::Object(key), Some(open), Some(attached)) =
+        (&known.key, &known.version, &new.version)
     else {
         return None;
     };

@@ -112,27 +112,27 @@ impl Learned {
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// Not in the handle, most of whose users look at its first cache lines alone.
-    state: Mutex<Box<State>>,
+    state: Mutex<Box<StreamState>>,
     window_max_pages: u32,
 }
 
 #[derive(Debug)]
-struct State {
+struct StreamState {
     hint: Option<Hint>,
     /// What may still be read in vain, in parts of a page: see [`PER_PAGE`]. What the runs have read
     /// ahead is not in it.
     credit: i64,
-    runs: [Run; RUNS],
+    runs: [ReadRun; RUNS],
     /// The run that went on or began last.
     last: usize,
     /// Counts misses and marks.
     now: u32,
 }
 
-const _: () = assert!(size_of::<State>() == 152, "docs/design.md, Limits, says so");
+const _: () = assert!(size_of::<StreamState>() == 152, "docs/design.md, Limits, says so");
 
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct ReadRun {
     /// Its pages before this one are known to be used.
     seen: u64,
     /// From `seen` to this page it was read ahead. A sequential reader's next miss.
@@ -147,8 +147,8 @@ struct Run {
     at: u32,
 }
 
-impl Run {
-    const NONE: Run = Run {
+impl ReadRun {
+    const NONE: ReadRun = ReadRun {
         seen: u64::MAX,
         next: u64::MAX,
         used_pages: 0,
@@ -169,10 +169,10 @@ impl Run {
 impl Stream {
     /// `window_max_bytes`: 0 turns readahead off.
     pub(crate) fn new(window_max_bytes: usize, learned: &Learned) -> Self {
-        let state = State {
+        let state = StreamState {
             hint: None,
             credit: learned.0.load(Ordering::Relaxed), // see `Learned`
-            runs: [Run::NONE; RUNS],
+            runs: [ReadRun::NONE; RUNS],
             last: 0,
             now: 0,
         };
@@ -211,7 +211,7 @@ impl Stream {
         if !in_run || is_random {
             state.breaks_off(&run, file_end, learned, &unread);
             let window_pages = if goes_on { run.window_pages } else { 0 };
-            run = Run { window_pages, limit_pages: self.window_max_pages, ..Run::NONE };
+            run = ReadRun { window_pages, limit_pages: self.window_max_pages, ..ReadRun::NONE };
         } else if page < run.next && run.window_pages > 0 && !mutant::on(Mutant::LostKeepsWindow) {
             // It was read ahead, and is gone before it was used: so much is too much.
             state.credit -= unread(page..run.next).absent.cast_signed() * PER_PAGE;
@@ -266,7 +266,7 @@ impl Stream {
         let unused = found.map_or(0, |_| unread(run.seen..folio.start).unused);
         if found.is_some() && !state.sees(&mut run, folio.start, unused) {
             state.breaks_off(&run, file_end, learned, &unread);
-            state.put(n, Run { at: 0, ..Run::NONE });
+            state.put(n, ReadRun { at: 0, ..ReadRun::NONE });
             return none;
         }
         let window = state.next_window(&run);
@@ -294,7 +294,7 @@ impl Stream {
         for n in 0..RUNS {
             let (_, run) = state.take(Some(n));
             state.breaks_off(&run, file_pages(file_bytes), learned, &unread);
-            state.put(n, Run::NONE);
+            state.put(n, ReadRun::NONE);
         }
     }
 
@@ -310,7 +310,8 @@ impl Stream {
             let n = state.oldest();
             if state.runs[n].seen == state.runs[n].next {
                 let limit_pages = self.window_max_pages;
-                let run = Run { seen: end, next: end, used_pages: 1, limit_pages, ..Run::NONE };
+                let run =
+                    ReadRun { seen: end, next: end, used_pages: 1, limit_pages, ..ReadRun::NONE };
                 state.put(n, run);
             }
         }
@@ -326,7 +327,7 @@ impl Stream {
     /// be seen.
     pub(crate) fn is_proving(&self, page: u64) -> bool {
         let state = self.state.lock();
-        let is_ahead = |run: &Run| (run.seen..run.next).contains(&page);
+        let is_ahead = |run: &ReadRun| (run.seen..run.next).contains(&page);
         state.hint.is_none()
             && state.run_at(is_ahead).is_some_and(|n| state.runs[n].used_pages < PROVED_PAGES)
     }
@@ -341,15 +342,15 @@ impl Stream {
     }
 }
 
-impl State {
-    fn run_at(&self, is_it: impl Fn(&Run) -> bool) -> Option<usize> {
+impl StreamState {
+    fn run_at(&self, is_it: impl Fn(&ReadRun) -> bool) -> Option<usize> {
         self.runs.iter().position(is_it)
     }
 
     /// The run that gives way to a new one. Those that had windows stay for longer: a scan does not
     /// end because of some misses elsewhere.
     fn oldest(&self) -> usize {
-        let stays = |run: &Run| if run.window_pages > 0 { SCAN_STAYS } else { 0 };
+        let stays = |run: &ReadRun| if run.window_pages > 0 { SCAN_STAYS } else { 0 };
         // Wraps around after 2^32 misses: then the wrong one gives way, once.
         let age = |n: &usize| {
             let run = &self.runs[*n];
@@ -360,26 +361,26 @@ impl State {
 
     /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
     /// back.
-    fn take(&mut self, n: Option<usize>) -> (usize, Run) {
+    fn take(&mut self, n: Option<usize>) -> (usize, ReadRun) {
         let n = match (n, self.hint) {
             (Some(n), _) => n,
             (None, Some(Hint::Sequential)) => self.last,
             (None, _) => self.oldest(),
         };
         self.credit += self.runs[n].ahead();
-        (n, std::mem::replace(&mut self.runs[n], Run::NONE))
+        (n, std::mem::replace(&mut self.runs[n], ReadRun::NONE))
     }
 
-    fn put(&mut self, n: usize, run: Run) {
+    fn put(&mut self, n: usize, run: ReadRun) {
         self.credit -= run.ahead();
         self.now = self.now.wrapping_add(1);
-        self.runs[n] = Run { at: self.now, ..run };
+        self.runs[n] = ReadRun { at: self.now, ..run };
         self.last = n;
     }
 
     /// The run has come to `page`, and so many of the pages that were read ahead before it are not
     /// used: whether most of them are.
-    fn sees(&mut self, run: &mut Run, page: u64, unused: u64) -> bool {
+    fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
         self.credit -= unused.cast_signed() * PER_PAGE;
@@ -397,7 +398,7 @@ impl State {
     /// file, where no mark says that it was used.
     fn breaks_off(
         &mut self,
-        run: &Run,
+        run: &ReadRun,
         file_end: u64,
         learned: &Learned,
         unread: impl Fn(Range<u64>) -> Unread,
@@ -410,7 +411,7 @@ impl State {
     }
 
     /// How many pages may be read in vain, should the run end here.
-    fn may_be_vain(&self, run: &Run) -> u64 {
+    fn may_be_vain(&self, run: &ReadRun) -> u64 {
         if self.hint == Some(Hint::Sequential) || self.credit >= CREDIT_FIRST {
             u64::MAX
         } else {
@@ -419,7 +420,7 @@ impl State {
     }
 
     /// The next window: twice the last one if the limits allow it. 0: not even the first one.
-    fn next_window(&self, run: &Run) -> u32 {
+    fn next_window(&self, run: &ReadRun) -> u32 {
         let least = ((WINDOW_MIN_BYTES / PAGE_BYTES) as u32).min(run.limit_pages);
         let vain = self.may_be_vain(run) / (WINDOWS_AHEAD + 1);
         let most = vain.min(run.limit_pages.into()) as u32;
@@ -434,7 +435,7 @@ impl State {
     }
 }
 
-impl Run {
+impl ReadRun {
     fn takes(&mut self, window_pages: u32, window_max_pages: u32) {
         self.window_pages = window_pages;
         let grown = self.limit_pages + (self.limit_pages / LIMIT_GROWS).max(1);

@@ -21,7 +21,7 @@ use super::own_ring::{self, Reading};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
-use super::{Extent, Hint, Identity, Source, SourceStats, extent};
+use super::{Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
 
 /// The kind of a source that was let go of.
@@ -188,7 +188,7 @@ impl Backing {
     ///
     /// # Errors
     /// It panicked.
-    pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
+    pub(crate) fn identity(&self) -> io::Result<Option<FileIdentity>> {
         Ok(guarded("identity", || Ok(self.source().identity()))?.map(Into::into))
     }
 

@@ -21,18 +21,18 @@ const SWEEP_MIN: usize = 64;
 /// The deadlines of a cache's requests.
 #[derive(Debug)]
 pub(super) struct Clock {
-    shared: Arc<Shared>,
+    shared: Arc<ClockShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct ClockShared {
+    state: Mutex<ClockState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClockState {
     /// The earliest first.
     deadlines: BinaryHeap<Reverse<Deadline>>,
     /// The length at which entries of ended requests are removed next.
@@ -111,7 +111,7 @@ impl Clock {
     }
 }
 
-impl Shared {
+impl ClockShared {
     fn run(&self) {
         let mut state = self.state.lock();
         while !state.closing {

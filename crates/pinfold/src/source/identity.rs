@@ -26,7 +26,7 @@ pub(crate) struct FileId {
 
 /// The key by which a cache finds a file again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Key {
+pub(crate) enum FileKey {
     /// A file that the system opened.
     File(FileId),
     /// An object named by a source that the program implements.
@@ -35,15 +35,15 @@ pub(crate) enum Key {
 
 /// The key with the version, as of the time at which it was opened.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
-    pub(crate) key: Key,
+pub(crate) struct FileIdentity {
+    pub(crate) key: FileKey,
     /// Of an object.
     pub(crate) version: Option<String>,
     /// Of a file; a block device has none.
     pub(crate) contents: Option<Contents>,
 }
 
-impl Identity {
+impl FileIdentity {
     /// A number that stands for what it names, whatever a file's contents are.
     pub(crate) fn number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -52,12 +52,16 @@ impl Identity {
     }
 
     pub(crate) fn of_file(file: FileId, contents: Option<Contents>) -> Self {
-        Identity { key: Key::File(file), version: None, contents }
+        FileIdentity { key: FileKey::File(file), version: None, contents }
     }
 }
 
-impl From<SourceIdentity> for Identity {
+impl From<SourceIdentity> for FileIdentity {
     fn from(object: SourceIdentity) -> Self {
-        Identity { key: Key::Object(object.key), version: Some(object.version), contents: None }
+        FileIdentity {
+            key: FileKey::Object(object.key),
+            version: Some(object.version),
+            contents: None,
+        }
     }
 }

@@ -13,14 +13,14 @@ use crate::base::sync::locks::Mutex;
 use crate::base::wait;
 
 /// What the request and the future share.
-struct Shared {
+struct LaterShared {
     /// Locked when the read is begun, and when it has ended. Meanwhile the request has its memory.
     buffer: Mutex<Option<AlignedBuffer>>,
-    end: Mutex<End>,
+    end: Mutex<ReadEnd>,
 }
 
 #[derive(Default)]
-struct End {
+struct ReadEnd {
     result: Option<io::Result<usize>>,
     waker: Option<Waker>,
 }
@@ -38,7 +38,7 @@ pub(crate) async fn read_later(
     bytes: usize,
 ) -> (AlignedBuffer, io::Result<usize>) {
     assert!(bytes <= buffer.len(), "{bytes} bytes into {}", buffer.len());
-    let shared = Shared { buffer: Mutex::new(Some(buffer)), end: Mutex::default() };
+    let shared = LaterShared { buffer: Mutex::new(Some(buffer)), end: Mutex::default() };
     let shared = Arc::new(shared);
     let memory =
         shared.buffer.lock().as_deref_mut().map(|buffer| NonNull::from(&mut buffer[..bytes]));

@@ -16,7 +16,7 @@ pub const LATENCY_BUCKETS: usize = 40;
 
 /// Counters of one kind of call.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CallCounters {
     calls: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
@@ -29,9 +29,9 @@ pub(super) struct Lane {
 /// Everything counted about one source.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    pub(super) read: Lane,
-    pub(super) read_ahead: Lane,
-    pub(super) write: Lane,
+    pub(super) read: CallCounters,
+    pub(super) read_ahead: CallCounters,
+    pub(super) write: CallCounters,
 }
 
 /// What was counted for one kind of call.
@@ -70,7 +70,7 @@ pub struct SourceStats {
     pub write: LaneStats,
 }
 
-impl Default for Lane {
+impl Default for CallCounters {
     fn default() -> Self {
         Self {
             calls: AtomicU64::new(0),
@@ -85,7 +85,7 @@ impl Default for Lane {
 }
 
 // Relaxed throughout: counters that order nothing and pair with nothing.
-impl Lane {
+impl CallCounters {
     /// Counts a call that took `time`, was asked for `asked` bytes and returned `result`.
     pub(super) fn count(&self, time: Duration, asked: usize, result: &io::Result<usize>) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_lane_counts_calls_bytes_errors_and_times() {
-        let lane = Lane::default();
+        let lane = CallCounters::default();
         lane.count(Duration::from_micros(1), 4096, &Ok(4096));
         lane.count(Duration::from_micros(3), 4096, &Ok(100));
         lane.count(Duration::from_nanos(500), 4096, &Err(io::Error::other("x")));

@@ -91,7 +91,7 @@ pub(crate) use contents::Contents;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 pub use identity::SourceIdentity;
-pub(crate) use identity::{FileId, Identity, Key};
+pub(crate) use identity::{FileId, FileIdentity, FileKey};
 pub(crate) use later::read_later;
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
@@ -100,7 +100,7 @@ pub(crate) use open::{Opened, find, look};
 pub(crate) use own_ring::Reading;
 pub(crate) use request::is_refusal;
 use request::overlong;
-pub use request::{Canceller, Completion, Direction, Request, Stop};
+pub use request::{Canceller, CompletionHandler, Direction, Request, Stop};
 pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 

@@ -153,7 +153,7 @@ const DIRECTORY: &str = "a directory";
 
 /// A file or block device that was found at a path and opened. How it will be read is not known yet.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundFile {
     fd: OwnedFd,
     stat: Stat,
     block_device: bool,
@@ -205,7 +205,7 @@ pub fn open_file(
 /// Opens the file or block device at `path`, which must exist.
 ///
 /// Cost: three system calls.
-pub(crate) fn find(path: &Path, access: Access) -> Result<Found, OpenError> {
+pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> {
     let system = |errno: Errno| OpenError::System { path: path.to_owned(), cause: errno.into() };
     // Checked before opening: opening a pipe or a device may have effects.
     let before = rustix::fs::stat(path).map_err(system)?;
@@ -214,7 +214,7 @@ pub(crate) fn find(path: &Path, access: Access) -> Result<Found, OpenError> {
     let stat = rustix::fs::fstat(&fd).map_err(system)?;
     let file_type = FileType::from_raw_mode(stat.st_mode);
     check_type(path, file_type)?;
-    Ok(Found { fd, stat, block_device: file_type == FileType::BlockDevice, access })
+    Ok(FoundFile { fd, stat, block_device: file_type == FileType::BlockDevice, access })
 }
 
 /// What the path names now: its identity, and that of its contents. Nothing is opened.
@@ -239,7 +239,7 @@ fn contents(stat: &Stat, block_device: bool) -> Option<Contents> {
     (!block_device).then(|| Contents::of(stat))
 }
 
-impl Found {
+impl FoundFile {
     pub(crate) fn identity(&self) -> FileId {
         identity(&self.stat, self.block_device)
     }
@@ -265,7 +265,7 @@ impl Found {
         preference: Preference,
         ring: Result<Arc<Ring>, String>,
     ) -> Result<Opened, OpenError> {
-        let Found { fd, stat, block_device, access } = self;
+        let FoundFile { fd, stat, block_device, access } = self;
         let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
         if !block_device {
             let told_bytes = u64::try_from(stat.st_size).unwrap_or(0);

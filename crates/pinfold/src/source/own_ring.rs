@@ -60,14 +60,14 @@ enum Own {
 /// A ring, the pipe that ends when the kernel has released it, and what reads in flight need.
 struct OfThread {
     kernel: ManuallyDrop<(IoUring, PipeReader)>,
-    slots: Slots,
+    slots: IovecSlots,
     birth: Birth,
 }
 
 impl OfThread {
     fn new() -> Option<Self> {
         let kernel = ManuallyDrop::new(uring::set_up(READS_MAX).ok()?);
-        Some(OfThread { kernel, slots: Slots::default(), birth: Birth::here() })
+        Some(OfThread { kernel, slots: IovecSlots::default(), birth: Birth::here() })
     }
 }
 
@@ -86,20 +86,20 @@ std::thread_local! {
 }
 
 /// An array of iovecs for each read in flight, which stays where it is.
-pub(super) struct Slots {
+pub(super) struct IovecSlots {
     iovecs: Box<[Iovecs]>,
     free: Vec<usize>,
 }
 
-impl Default for Slots {
+impl Default for IovecSlots {
     fn default() -> Self {
         let iovecs = (0..READS_MAX).map(|_| Iovecs::new()).collect();
-        Slots { iovecs, free: (0..READS_MAX).rev().collect() }
+        IovecSlots { iovecs, free: (0..READS_MAX).rev().collect() }
     }
 }
 
 /// One of the reads.
-pub(super) struct Flight<'a> {
+pub(super) struct BatchFlight<'a> {
     reading: Reading<'a>,
     /// Where its iovecs are, while it is in flight.
     slot: usize,
@@ -172,7 +172,7 @@ impl Taken {
     ) -> Vec<(Reading<'a>, io::Result<usize>)> {
         let Taken { mut own, file } = self;
         let OfThread { kernel, slots, .. } = &mut *own;
-        let reads = Reads::of(&mut kernel.0, slots, &file);
+        let reads = BatchReads::of(&mut kernel.0, slots, &file);
         let (flights, ended) = reads.carry_out(first, others, early);
         match ended {
             Ok(()) => {
@@ -181,7 +181,7 @@ impl Taken {
             }
             Err(_) => do_without(*own),
         }
-        let ended = |Flight { reading, result, .. }: Flight<'a>| {
+        let ended = |BatchFlight { reading, result, .. }: BatchFlight<'a>| {
             let result = result.unwrap_or_else(|| file.read(reading.0, &reading.1));
             (reading, result)
         };
@@ -190,20 +190,20 @@ impl Taken {
 }
 
 /// The reads of one batch.
-pub(super) struct Reads<'c, 'a, C> {
+pub(super) struct BatchReads<'c, 'a, C> {
     carrier: &'c mut C,
-    slots: &'c mut Slots,
+    slots: &'c mut IovecSlots,
     file: &'c Descriptor,
-    flights: Vec<Flight<'a>>,
+    flights: Vec<BatchFlight<'a>>,
     /// Those before this one are in flight, or have a result.
     launched: usize,
     in_flight: usize,
 }
 
-impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
+impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
     /// None so far. All `slots` are free.
-    pub(super) fn of(carrier: &'c mut C, slots: &'c mut Slots, file: &'c Descriptor) -> Self {
-        Reads { carrier, slots, file, flights: Vec::new(), launched: 0, in_flight: 0 }
+    pub(super) fn of(carrier: &'c mut C, slots: &'c mut IovecSlots, file: &'c Descriptor) -> Self {
+        BatchReads { carrier, slots, file, flights: Vec::new(), launched: 0, in_flight: 0 }
     }
 
     /// See [`Taken::read_all`]. Returns all reads. If the carrier takes no more calls, some of them
@@ -213,7 +213,7 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
         first: Option<Reading<'a>>,
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
-    ) -> (Vec<Flight<'a>>, io::Result<()>) {
+    ) -> (Vec<BatchFlight<'a>>, io::Result<()>) {
         let guard = AbortOnUnwind;
         let ended = self.carry_out_all(first, others, early);
         drop(guard);
@@ -228,8 +228,13 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
     ) -> io::Result<()> {
-        let flight =
-            |reading| Flight { reading, slot: 0, done: 0, tries: Tries::default(), result: None };
+        let flight = |reading| BatchFlight {
+            reading,
+            slot: 0,
+            done: 0,
+            tries: Tries::default(),
+            result: None,
+        };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
         if early && !self.flights.is_empty() {
@@ -271,7 +276,8 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
     }
 
     fn launch(&mut self, n: usize) {
-        let Flight { reading: (offset, extents), slot, done, tries, .. } = &mut self.flights[n];
+        let BatchFlight { reading: (offset, extents), slot, done, tries, .. } =
+            &mut self.flights[n];
         let end = *offset + extent::total_bytes(extents) as u64;
         let fd = self.file.for_try(Direction::Read, end, tries);
         let iovecs = &mut self.slots.iovecs[*slot];
@@ -300,7 +306,7 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
 }
 
 /// What came of the read; false if it has to go to the kernel once more.
-fn landed(file: &Descriptor, flight: &mut Flight<'_>, result: i32) -> bool {
+fn landed(file: &Descriptor, flight: &mut BatchFlight<'_>, result: i32) -> bool {
     let extents = &flight.reading.1;
     let result = if let Ok(got) = usize::try_from(result) {
         flight.done += got;

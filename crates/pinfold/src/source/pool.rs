@@ -38,13 +38,13 @@ use super::Start;
 use super::request::{Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
-use super::waiting::Waiting;
+use super::waiting::RequestQueues;
 use crate::base::guarded::{guarded, quietly};
 use crate::base::threads::{NotStarted, start};
 
 /// Worker threads and the reads that wait for one.
 pub(super) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     workers_max: usize,
     lane_max: usize,
 }
@@ -62,8 +62,8 @@ impl Lane {
     }
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolState>,
     work: Condvar,
     /// Called without the mutex.
     worker_is_free: Box<Hook>,
@@ -74,9 +74,9 @@ type Hook = dyn Fn() + Send + Sync;
 type Job = (SharedSource, Request);
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Lanes with a worker at work. A queue has requests only while it is here.
-    lanes: HashMap<u64, Served>,
+    lanes: HashMap<u64, ServedLane>,
     /// Requests assigned to a free worker, with their lanes. Each takes one of the `idle`.
     begun: VecDeque<(u64, Job)>,
     workers: Vec<JoinHandle<()>>,
@@ -91,8 +91,8 @@ struct State {
 
 /// A lane that has a worker.
 #[derive(Default)]
-struct Served {
-    queue: Waiting<Job>,
+struct ServedLane {
+    queue: RequestQueues<Job>,
     /// Workers that serve it, or are about to.
     workers: usize,
 }
@@ -103,9 +103,9 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for PoolState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("PoolState")
             .field("lanes", &self.lanes.len())
             .field("queued", &self.lanes.values().map(|lane| lane.queue.len()).sum::<usize>())
             .field("workers", &self.workers.len())
@@ -118,8 +118,8 @@ impl Pool {
     /// At most `workers_max` threads, and `lane_max` reads of one lane at a time.
     pub(super) fn new(workers_max: usize, lane_max: usize, worker_is_free: Box<Hook>) -> Self {
         assert!(workers_max > 0 && lane_max > 0);
-        let state = Mutex::new(State::default());
-        let shared = Shared { state, work: Condvar::new(), worker_is_free };
+        let state = Mutex::new(PoolState::default());
+        let shared = PoolShared { state, work: Condvar::new(), worker_is_free };
         Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
@@ -140,7 +140,7 @@ impl Pool {
         // Ends: each turn takes a request, or is the last.
         while let Some(request) = rest.next() {
             let begins = self.may_begin(&mut state, lane.0);
-            let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), Served::load);
+            let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), ServedLane::load);
             let waits = served > 0 && (request.is_awaited() || served + queued < self.lane_max);
             if state.closing || !(begins || waits) {
                 state.wanted |= request.is_awaited();
@@ -190,7 +190,7 @@ impl Pool {
     }
 
     /// Whether the lane may have one more worker and one is free; starts a thread if none is.
-    fn may_begin(&self, state: &mut State, lane: u64) -> bool {
+    fn may_begin(&self, state: &mut PoolState, lane: u64) -> bool {
         if state.closing || !state.may_serve(lane, self.workers_max) {
             return false;
         }
@@ -227,13 +227,13 @@ impl Drop for Pool {
     }
 }
 
-impl Served {
+impl ServedLane {
     fn load(&self) -> (usize, usize) {
         (self.workers, self.queue.len())
     }
 }
 
-impl State {
+impl PoolState {
     /// Whether the lane may have one more worker; see the head of the file.
     fn may_serve(&self, lane: u64, workers_max: usize) -> bool {
         let served = self.lanes.get(&lane).map_or(0, |lane| lane.workers);
@@ -257,7 +257,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// Ends queued requests that were asked to stop.
     fn end_stopped(&self) {
         let mut stopped = Vec::new();

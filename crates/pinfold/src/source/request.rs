@@ -57,7 +57,7 @@ pub enum Stop {
 }
 
 /// What is called at the end of a request. Implemented for closures.
-pub trait Completion: Send {
+pub trait CompletionHandler: Send {
     /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
     /// clock's, a source's own, one that cancels it, or the one that drops it. From inside the
     /// call that submitted it only if it was asked to stop before. The memory is no longer in use.
@@ -74,7 +74,7 @@ pub trait Completion: Send {
     fn complete(self: Box<Self>, result: io::Result<usize>);
 }
 
-impl<F: FnOnce(io::Result<usize>) + Send> Completion for F {
+impl<F: FnOnce(io::Result<usize>) + Send> CompletionHandler for F {
     fn complete(self: Box<Self>, result: io::Result<usize>) {
         (*self)(result);
     }
@@ -87,7 +87,7 @@ pub struct Request {
     offset: u64,
     bytes: usize,
     extents: Vec<Extent<'static>>,
-    completion: Option<Box<dyn Completion>>,
+    completion: Option<Box<dyn CompletionHandler>>,
     awaited: bool,
     metered: Option<Metered>,
     deadline: Option<Instant>,
@@ -139,7 +139,7 @@ impl fmt::Debug for Control {
 impl Canceller {
     /// Asks the request to stop. It may end on this thread before the call returns, but the call
     /// does not wait for that: the memory stays in use until the completion is called.
-    /// [`Completion::complete`] lists the errors.
+    /// [`CompletionHandler::complete`] lists the errors.
     pub fn cancel(&self) {
         self.0.ask(CANCELLED);
     }
@@ -252,7 +252,7 @@ impl Request {
     pub unsafe fn read(
         offset: u64,
         extents: Vec<Extent<'static>>,
-        completion: Box<dyn Completion>,
+        completion: Box<dyn CompletionHandler>,
     ) -> Self {
         Self::new(Direction::Read, offset, extents, completion)
     }
@@ -268,7 +268,7 @@ impl Request {
     pub unsafe fn write(
         offset: u64,
         extents: Vec<Extent<'static>>,
-        completion: Box<dyn Completion>,
+        completion: Box<dyn CompletionHandler>,
     ) -> Self {
         Self::new(Direction::Write, offset, extents, completion)
     }
@@ -277,7 +277,7 @@ impl Request {
         direction: Direction,
         offset: u64,
         extents: Vec<Extent<'static>>,
-        completion: Box<dyn Completion>,
+        completion: Box<dyn CompletionHandler>,
     ) -> Self {
         let bytes = extent::total_bytes(&extents);
         assert!(bytes > 0, "a request must move something");
@@ -380,7 +380,7 @@ impl Request {
 
     /// Ends a request that was not taken; the completion gets an error that [`is_refusal`].
     pub(crate) fn refuse(mut self) {
-        self.end(Err(io::Error::other(Refused)));
+        self.end(Err(io::Error::other(NotTaken)));
     }
 
     /// The state shared with the canceller and the clock, if the request can be stopped.
@@ -436,11 +436,11 @@ impl Request {
 /// The error of a request that was not taken.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was not started")]
-struct Refused;
+struct NotTaken;
 
 /// Whether it is the error of a request that was not taken.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.get_ref(), Some(cause) if cause.is::<Refused>())
+    matches!(error.get_ref(), Some(cause) if cause.is::<NotTaken>())
 }
 
 impl Drop for Request {

@@ -12,11 +12,11 @@ use crate::base::mutant::{self, Mutant};
 const AHEAD_ONE_IN: u32 = 8;
 
 /// A request, with what belongs to it.
-pub(super) trait Waits {
+pub(super) trait HasRequest {
     fn request(&self) -> &Request;
 }
 
-impl<T> Waits for (T, Request) {
+impl<T> HasRequest for (T, Request) {
     fn request(&self) -> &Request {
         &self.1
     }
@@ -24,20 +24,20 @@ impl<T> Waits for (T, Request) {
 
 /// The queues.
 #[derive(Debug)]
-pub(super) struct Waiting<T> {
+pub(super) struct RequestQueues<T> {
     demand: VecDeque<T>,
     ahead: VecDeque<T>,
     /// How many went before the first of `ahead` since one of these went.
     passed: u32,
 }
 
-impl<T> Default for Waiting<T> {
+impl<T> Default for RequestQueues<T> {
     fn default() -> Self {
-        Waiting { demand: VecDeque::new(), ahead: VecDeque::new(), passed: 0 }
+        RequestQueues { demand: VecDeque::new(), ahead: VecDeque::new(), passed: 0 }
     }
 }
 
-impl<T: Waits> Waiting<T> {
+impl<T: HasRequest> RequestQueues<T> {
     pub(super) fn len(&self) -> usize {
         self.demand.len() + self.ahead.len()
     }

@@ -34,7 +34,7 @@ const TRIES_MAX: u32 = 16;
 
 /// Whether a caller can wait until others let go of a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum MayWait {
     Briefly,
     Never,
 }
@@ -48,7 +48,7 @@ pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
     page: u64,
-    wait: Wait,
+    wait: MayWait,
 ) -> Result<Option<Held<'a>>> {
     let core = &handle.core;
     if is_admitted(core, &held) {
@@ -114,7 +114,7 @@ fn grant(core: &Core, held: &Held<'_>) -> bool {
 fn split<'a>(
     handle: &'a Handle,
     page: u64,
-    wait: Wait,
+    wait: MayWait,
     place: &mut Option<FrameNumber>,
 ) -> Result<Option<Held<'a>>> {
     let (core, mapping) = (&handle.core, &handle.mapping);
@@ -139,7 +139,7 @@ fn split<'a>(
                         old
                     });
                 }
-                Ok(Err(InUse::Busy)) if left > 0 && wait == Wait::Briefly => {
+                Ok(Err(InUse::Busy)) if left > 0 && wait == MayWait::Briefly => {
                     drop(changing);
                     thread::yield_now();
                     continue;

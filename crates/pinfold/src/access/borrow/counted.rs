@@ -24,9 +24,9 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::admit::{Wait, admit};
-use super::view::View;
-use crate::access::found::{Found, HoldablePage, Mark};
+use super::admit::{MayWait, admit};
+use super::view::PageView;
+use crate::access::found::{Found, HoldablePage, ReadaheadMark};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{ErrorKind, Result};
@@ -58,7 +58,7 @@ use crate::pages::handle::Handle;
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 pub struct FolioRef<'a> {
-    view: View,
+    view: PageView,
     core: NonNull<Core>,
     /// Set if nothing else keeps the cache alive. Dropped after the reference is given back.
     owner: Option<Arc<Core>>,
@@ -75,7 +75,7 @@ impl Handle {
     /// The page number `page`, under a counted reference.
     #[inline(always)]
     pub(crate) fn get(&self, page: u64) -> Result<FolioRef<'_>> {
-        // Both paths return a `View`, which fits registers. A guard returned by value would go
+        // Both paths return a `PageView`, which fits registers. A guard returned by value would go
         // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
         let view = match self.hold_at_once(page) {
             Some(view) => view,
@@ -100,9 +100,9 @@ impl Handle {
     /// By a reference, without fills.
     #[cold]
     #[inline(never)]
-    fn try_hold(&self, page: u64) -> Result<Option<View>> {
-        let view = self.held_now(page, (Mark::Meet, true), |held| {
-            let held = admit(self, held, page, Wait::Never).transpose()?;
+    fn try_hold(&self, page: u64) -> Result<Option<PageView>> {
+        let view = self.held_now(page, (ReadaheadMark::Meet, true), |held| {
+            let held = admit(self, held, page, MayWait::Never).transpose()?;
             let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
             held.map(view).transpose()
         });
@@ -114,7 +114,7 @@ impl Handle {
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
-    fn hold_at_once(&self, page: u64) -> Option<View> {
+    fn hold_at_once(&self, page: u64) -> Option<PageView> {
         let view = self.hold_found(self.found(page, HoldablePage)?)?;
         self.counters().count(Event::CountedHit);
         Some(view)
@@ -122,7 +122,7 @@ impl Handle {
 
     /// Steps 3 and 4, of a page that was found. `None` if a step fails. The caller counts the hit.
     #[inline(always)]
-    fn hold_found(&self, found: Found<'_>) -> Option<View> {
+    fn hold_found(&self, found: Found<'_>) -> Option<PageView> {
         let Found { frame, head, from, stamp, at, span } = found;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
@@ -140,7 +140,7 @@ impl Handle {
         // Not negative: the folio has at least one byte of the page, as it was found.
         let page_bytes = (span.wrapping_sub(at) as usize).min(PAGE_BYTES);
         // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
-        Some(unsafe { View::at(frame, bytes, page_bytes) })
+        Some(unsafe { PageView::at(frame, bytes, page_bytes) })
     }
 
     /// The same, in a guard. The caller counts the hit.
@@ -164,13 +164,15 @@ impl Handle {
     /// The same.
     #[cold]
     #[inline(never)]
-    fn hold_slowly(&self, page: u64, counted: bool) -> Result<View> {
+    fn hold_slowly(&self, page: u64, counted: bool) -> Result<PageView> {
         self.held(
             page,
-            (Mark::Meet, counted),
+            (ReadaheadMark::Meet, counted),
             || self.get_missing(page),
             |held| {
-                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                let Some(held) = admit(self, held, page, MayWait::Briefly)? else {
+                    return Ok(None);
+                };
                 match FolioRef::of(self, held, page) {
                     Some(folio) => Ok(Some(folio.into_view())),
                     None => self.check_page(page).map(|()| None),
@@ -185,7 +187,7 @@ impl Handle {
     pub(super) fn bring(&self, page: u64) -> Result<()> {
         self.held(
             page,
-            (Mark::Meet, true),
+            (ReadaheadMark::Meet, true),
             || self.get_missing(page),
             |held| match held.frame().file_bytes() as u64 + held.offset() {
                 end if end > page << PAGE_SHIFT => Ok(Some(())),
@@ -222,7 +224,7 @@ impl<'a> FolioRef<'a> {
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = held.address(&handle.mapping);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
-        let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
+        let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
         if !frame.is_used_most() {
             frame.note_use(handle.counters().shard().comes_to(head.0), at, PAGE_BYTES);
         }
@@ -233,7 +235,7 @@ impl<'a> FolioRef<'a> {
 
     /// Takes over a reference to the folio of `view`.
     #[inline(always)]
-    pub(crate) fn adopt(handle: &'a Handle, view: View) -> Self {
+    pub(crate) fn adopt(handle: &'a Handle, view: PageView) -> Self {
         // From the `Arc`, so that `into_owned` can make another `Arc` of it.
         let core = Arc::as_ptr(&handle.core).cast_mut();
         let core = NonNull::new(core).expect("an `Arc` is not null");
@@ -241,7 +243,7 @@ impl<'a> FolioRef<'a> {
     }
 
     /// The view, with the reference. Only for a guard without an owner.
-    pub(crate) fn into_view(self) -> View {
+    pub(crate) fn into_view(self) -> PageView {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }

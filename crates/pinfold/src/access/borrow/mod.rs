@@ -20,11 +20,11 @@ mod view;
 
 #[cfg(not(loom))]
 pub(crate) use admit::may_keep;
-pub(crate) use admit::{Wait, admit};
+pub(crate) use admit::{MayWait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub(crate) use reader::FreeSlots;
 pub use reader::Reader;
 pub use slot::Borrowed;
 #[cfg(not(loom))]
-pub(crate) use view::View;
+pub(crate) use view::PageView;

@@ -9,7 +9,7 @@
 //! stamps are found unchanged after the last copy, then at the moment the last stamp was taken
 //! every page was what its copy says.
 
-use super::view::View;
+use super::view::PageView;
 use crate::access::found::{AnyPage, Found};
 use crate::error::Result;
 use crate::frames::{Frame, PAGE_BYTES, Stamp, copy_racing};
@@ -48,7 +48,7 @@ use crate::pages::handle::Handle;
 pub struct Optimistic<'a> {
     frame: &'a Frame,
     stamp: Stamp,
-    view: View,
+    view: PageView,
 }
 
 // SAFETY: the view points to an entry and to bytes of the arena, which the file, whose lifetime
@@ -75,7 +75,7 @@ impl Handle {
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
         let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
         // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
-        let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
+        let view = unsafe { PageView::of(frame, from, at as usize, span as usize) }?;
         // The check makes length and address those of the folio with this stamp.
         if frame.read_retry(stamp) {
             return None;

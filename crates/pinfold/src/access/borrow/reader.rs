@@ -3,7 +3,7 @@
 //! Finds free slots and owns the memory that guards point to. The shared records are in `readers`,
 //! the protocol in `slot.rs`.
 //!
-//! A guard is one pointer, to a [`State`] in here. If the guard were the five words of the state,
+//! A guard is one pointer, to a [`GuardState`] in here. If the guard were the five words of the state,
 //! compilers would return it through memory, stored in words and loaded in pairs. Such loads wait
 //! for the stores to reach the cache, which took twice as long as the rest of a borrow.
 //!
@@ -24,24 +24,24 @@ use crate::base::barrier::Barrier;
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::pages::handle::Handle;
-use crate::pages::readers::{Readers, SEATS_FURTHER, SLOTS, Seat};
+use crate::pages::readers::{ReaderSeat, Readers, SEATS_FURTHER, SLOTS};
 
 /// The state of one guard: where it is announced, and what it shows.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct GuardState {
     /// The guard's slot, in the thread's record. `None`: the guard has a reference, and its state
     /// is boxed.
     pub(super) slot: Option<NonNull<AtomicU32>>,
     /// The handle of the guard that has the slot; stale if no guard has it.
     pub(super) handle: Cell<Option<NonNull<Handle>>>,
     /// What the guard that has the slot shows, or the last one that had it.
-    pub(super) shown: Cell<Shown>,
+    pub(super) shown: Cell<ShownPage>,
 }
 
 /// A page as a look-up found it: page `page` of the mapping, in the folio at `head`. Valid as long
 /// as the folio's version is `stamp`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shown {
+pub(super) struct ShownPage {
     /// `u64::MAX`: none yet.
     pub(super) page: u64,
     pub(super) head: FrameNumber,
@@ -51,12 +51,12 @@ pub(super) struct Shown {
     pub(super) page_bytes: usize,
 }
 
-impl State {
+impl GuardState {
     /// For a slot that announces nothing, or for a guard with a reference (`None`).
     pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
         let (head, stamp, bytes) = (FrameNumber(0), Stamp::default(), std::ptr::null_mut());
-        let shown = Shown { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
-        State { slot, handle: Cell::new(None), shown: Cell::new(shown) }
+        let shown = ShownPage { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
+        GuardState { slot, handle: Cell::new(None), shown: Cell::new(shown) }
     }
 }
 
@@ -80,13 +80,13 @@ impl State {
 /// });
 /// ```
 pub struct Reader {
-    seat: Seat,
+    seat: ReaderSeat,
     /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
     unfenced_address: usize,
     /// The folio borrowed last: borrowing from it again is not a further use.
     last_head: Cell<u32>,
     /// One per slot.
-    states: [State; SLOTS],
+    states: [GuardState; SLOTS],
     /// More of both, for large batches.
     further: [OnceCell<Box<Further>>; SEATS_FURTHER],
     /// Neither `Send` nor `Sync`: only this thread writes the slots.
@@ -96,20 +96,20 @@ pub struct Reader {
 /// Slots for more borrows than a reader has at first: another record, which the reader keeps.
 #[derive(Debug)]
 struct Further {
-    seat: Seat,
-    states: [State; SLOTS],
+    seat: ReaderSeat,
+    states: [GuardState; SLOTS],
 }
 
 /// A state for each slot of `seat`.
-fn states_of(seat: &Seat) -> [State; SLOTS] {
-    std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))))
+fn states_of(seat: &ReaderSeat) -> [GuardState; SLOTS] {
+    std::array::from_fn(|n| GuardState::new(Some(NonNull::from(&seat.slots()[n]))))
 }
 
 /// The free slots of a reader, and their states. Of each record the last ones first: a reader's
 /// first slot is that of the quickest borrows, and what its state remembers is of most use.
 pub(crate) struct FreeSlots<'r> {
     reader: &'r Reader,
-    left: Rev<slice::Iter<'r, State>>,
+    left: Rev<slice::Iter<'r, GuardState>>,
     /// Which of the further slots are next.
     further: usize,
 }
@@ -117,7 +117,7 @@ pub(crate) struct FreeSlots<'r> {
 impl<'r> FreeSlots<'r> {
     /// One that is free.
     #[inline(always)]
-    pub(super) fn next(&mut self) -> Option<(&'r AtomicU32, &'r State)> {
+    pub(super) fn next(&mut self) -> Option<(&'r AtomicU32, &'r GuardState)> {
         // Ends: there are so many further slots.
         loop {
             for state in &mut self.left {
@@ -156,13 +156,13 @@ impl fmt::Debug for Reader {
         let taken = |slot: &&AtomicU32| slot.load(Ordering::Relaxed) != 0;
         let further = self.further.iter().filter_map(OnceCell::get).map(|further| &further.seat);
         let seats = further.chain([&self.seat]);
-        let borrowed = seats.flat_map(Seat::slots).filter(taken).count();
+        let borrowed = seats.flat_map(ReaderSeat::slots).filter(taken).count();
         f.debug_struct("Reader").field("borrowed", &borrowed).finish_non_exhaustive()
     }
 }
 
 impl Reader {
-    pub(crate) fn new(seat: Seat) -> Self {
+    pub(crate) fn new(seat: ReaderSeat) -> Self {
         let states = states_of(&seat);
         let unfenced_address = seat.unfenced_address();
         let last_head = Cell::new(u32::MAX);
@@ -183,25 +183,25 @@ impl Reader {
 
     /// The first slot and its state, if the slot is free.
     #[inline(always)]
-    pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &State)> {
+    pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &GuardState)> {
         let slot = &self.seat.slots()[0];
         // Relaxed: only this thread stores there.
         (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
     }
 
     /// A free slot and its state; by preference, of the first four, one that showed `page` last.
-    pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &State)> {
+    pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &GuardState)> {
         let slots = self.seat.slots().iter().zip(&self.states);
         // Relaxed: as in `first_slot`.
         let mut free = slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0);
         let Some(first) = free.next() else { return self.free_further_slot() };
-        let showed = |(_, state): &(_, &State)| state.shown.get().page == page;
+        let showed = |(_, state): &(_, &GuardState)| state.shown.get().page == page;
         if showed(&first) { Some(first) } else { free.take(3).find(showed).or(Some(first)) }
     }
 
     /// A free one of the further slots that batches have made.
     #[cold]
-    fn free_further_slot(&self) -> Option<(&AtomicU32, &State)> {
+    fn free_further_slot(&self) -> Option<(&AtomicU32, &GuardState)> {
         let further = self.further.iter().map_while(OnceCell::get);
         let mut slots =
             further.flat_map(|further| further.seat.slots().iter().zip(&further.states));

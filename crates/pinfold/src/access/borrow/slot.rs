@@ -25,10 +25,10 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
-use super::admit::{self, Wait, admit};
-use super::reader::{FreeSlots, Reader, Shown, State};
-use super::view::{self, View};
-use crate::access::found::{AnyPage, Found, Mark, Want, WholePage};
+use super::admit::{self, MayWait, admit};
+use super::reader::{FreeSlots, GuardState, Reader, ShownPage};
+use super::view::{self, PageView};
+use crate::access::found::{AnyPage, Found, ReadaheadMark, Want, WholePage};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Ordering};
@@ -59,7 +59,7 @@ use crate::pages::handle::Handle;
 pub struct Borrowed<'f, 'r> {
     /// A state in the reader, or a boxed one. A pointer makes the guard neither `Send` nor `Sync`:
     /// only the reader's thread writes the slot.
-    state: NonNull<State>,
+    state: NonNull<GuardState>,
     file: PhantomData<&'f Handle>,
     reader: PhantomData<&'r Reader>,
 }
@@ -127,11 +127,11 @@ impl Handle {
         if let Some(borrowed) = self.borrow_at_once(page, reader) {
             return Ok(Some(borrowed));
         }
-        let borrowed = self.held_now(page, (Mark::Meet, false), |held| {
+        let borrowed = self.held_now(page, (ReadaheadMark::Meet, false), |held| {
             if let Some(borrowed) = self.borrow_held(page, reader, &held) {
                 return Some(Ok(borrowed));
             }
-            let held = admit(self, held, page, Wait::Never).transpose()?;
+            let held = admit(self, held, page, MayWait::Never).transpose()?;
             held.map(|held| self.borrow_counted(page, held)).transpose()
         });
         if borrowed.is_none() {
@@ -252,13 +252,15 @@ impl Handle {
     ) -> Result<Borrowed<'f, 'r>> {
         self.held(
             page,
-            (Mark::Meet, false),
+            (ReadaheadMark::Meet, false),
             || self.get_missing(page),
             |held| {
                 if let Some(borrowed) = self.borrow_held(page, reader, &held) {
                     return Ok(Some(borrowed));
                 }
-                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                let Some(held) = admit(self, held, page, MayWait::Briefly)? else {
+                    return Ok(None);
+                };
                 match self.borrow_counted(page, held) {
                     Some(borrowed) => Ok(Some(borrowed)),
                     None => self.check_page(page).map(|()| None),
@@ -299,7 +301,7 @@ fn announce<const ANY: bool, W: Want>(
     handle: &Handle,
     page: u64,
     want: W,
-    free: (&AtomicU32, &State),
+    free: (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {
     let shown = free.1.shown.get();
@@ -314,7 +316,7 @@ fn announce<const ANY: bool, W: Want>(
 #[inline(always)]
 fn announce_again<const ANY: bool>(
     handle: &Handle,
-    Shown { page, head, stamp, .. }: Shown,
+    ShownPage { page, head, stamp, .. }: ShownPage,
     slot: &AtomicU32,
     reader: &Reader,
 ) -> bool {
@@ -338,7 +340,7 @@ fn announce_again<const ANY: bool>(
 fn announce_found<const ANY: bool>(
     page: u64,
     found: Found<'_>,
-    free: (&AtomicU32, &State),
+    free: (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {
     if !announced(found, free.0) {
@@ -365,7 +367,7 @@ fn announced(Found { frame, head, stamp, .. }: Found<'_>, slot: &AtomicU32) -> b
 fn confirmed<const ANY: bool>(
     page: u64,
     Found { frame, head, from, stamp, at, span }: Found<'_>,
-    (slot, state): (&AtomicU32, &State),
+    (slot, state): (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {
     // Inside the folio at this head if head and order are of one moment; otherwise still inside the
@@ -378,23 +380,23 @@ fn confirmed<const ANY: bool>(
         return false;
     }
     reader.note_use(frame, head, page);
-    state.shown.set(Shown { page, head, stamp, bytes, page_bytes });
+    state.shown.set(ShownPage { page, head, stamp, bytes, page_bytes });
     true
 }
 
 impl<'f, 'r> Borrowed<'f, 'r> {
     /// A guard of what the state shows.
     #[inline(always)]
-    fn of(state: &'r State, handle: &'f Handle) -> Self {
+    fn of(state: &'r GuardState, handle: &'f Handle) -> Self {
         state.handle.set(Some(handle.into()));
         Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
     }
 
     /// Takes over the reference of the folio that has this view.
-    fn counted(view: View, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
-        let state = State::new(None);
+    fn counted(view: PageView, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
+        let state = GuardState::new(None);
         let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
-        state.shown.set(Shown { page, head, stamp: Stamp::default(), bytes, page_bytes });
+        state.shown.set(ShownPage { page, head, stamp: Stamp::default(), bytes, page_bytes });
         state.handle.set(Some(handle.into()));
         // The pointer of the box itself: `drop_counted` makes a box of it again.
         let state = NonNull::from(Box::leak(Box::new(state)));
@@ -402,17 +404,17 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     #[inline(always)]
-    fn state(&self) -> &State {
+    fn state(&self) -> &GuardState {
         // SAFETY: the reader, whose lifetime the guard has, does not move its states; a boxed state
         // lives until the guard's drop.
         unsafe { self.state.as_ref() }
     }
 
     /// What the guard shows.
-    fn view(&self) -> View {
-        let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
+    fn view(&self) -> PageView {
+        let ShownPage { head, bytes, page_bytes, .. } = self.state().shown.get();
         // SAFETY: as the look-up found it; a state changes only while its slot is free.
-        unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
+        unsafe { PageView::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
     }
 
     fn handle(&self) -> &'f Handle {
@@ -486,7 +488,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// Takes `self` by value: a guard whose address is never taken stays in a register.
     #[cold]
     #[inline(never)]
-    fn drop_counted(state: NonNull<State>) {
+    fn drop_counted(state: NonNull<GuardState>) {
         let (file, reader) = (PhantomData, PhantomData);
         let guard = ManuallyDrop::new(Borrowed { state, file, reader });
         drop(FolioRef::adopt(guard.handle(), guard.view()));
@@ -505,7 +507,7 @@ impl Deref for Borrowed<'_, '_> {
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        let Shown { bytes, page_bytes, .. } = self.state().shown.get();
+        let ShownPage { bytes, page_bytes, .. } = self.state().shown.get();
         // SAFETY: as the look-up found it, see `view`; and as in `folio`.
         unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
     }

@@ -17,13 +17,13 @@ use crate::frames::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 /// least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before the end of the
 /// file as the folio has it.
 #[derive(Clone, Copy)]
-pub(crate) struct View {
+pub(crate) struct PageView {
     frame: NonNull<Frame>,
     bytes: NonNull<u8>,
     page_bytes: usize,
 }
 
-impl View {
+impl PageView {
     /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes`
     /// bytes of the file; valid while the folio's version is unchanged. `None`: the page is beyond
     /// the end.
@@ -39,7 +39,7 @@ impl View {
     ) -> Option<Self> {
         let page_bytes = page_bytes(at, file_bytes);
         // SAFETY: the caller's promise.
-        (page_bytes > 0).then(|| unsafe { View::at(frame, from.wrapping_add(at), page_bytes) })
+        (page_bytes > 0).then(|| unsafe { PageView::at(frame, from.wrapping_add(at), page_bytes) })
     }
 
     /// The page at the address `bytes`; `page_bytes` of its bytes belong to the file.
@@ -50,7 +50,7 @@ impl View {
     pub(crate) unsafe fn at(frame: &Frame, bytes: *mut u8, page_bytes: usize) -> Self {
         // SAFETY: the arena is not at address 0.
         let bytes = unsafe { NonNull::new_unchecked(bytes) };
-        View { frame: frame.into(), bytes, page_bytes }
+        PageView { frame: frame.into(), bytes, page_bytes }
     }
 
     /// The folio's entry.
@@ -136,10 +136,10 @@ pub(crate) fn page_bytes(at: usize, file_bytes: usize) -> usize {
     file_bytes.saturating_sub(at).min(PAGE_BYTES)
 }
 
-impl std::fmt::Debug for View {
+impl std::fmt::Debug for PageView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (offset, bytes) = (self.folio_offset(), self.page_bytes);
-        f.debug_struct("View")
+        f.debug_struct("PageView")
             .field("folio_offset", &offset)
             .field("page_bytes", &bytes)
             .finish_non_exhaustive()

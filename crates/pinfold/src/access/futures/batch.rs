@@ -16,7 +16,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::Get;
-use super::bring::Wait;
+use super::bring::BringWait;
 use crate::access::borrow::FolioRef;
 use crate::access::many::Absent;
 use crate::base::mutant::{self, Mutant};
@@ -34,7 +34,7 @@ pub struct GetMany<'f> {
     handle: &'f Handle,
     pages: Vec<u64>,
     /// Of each page, once some have to be brought and the batch is admitted.
-    parts: Vec<Part<'f>>,
+    parts: Vec<GetPart<'f>>,
     /// Those before this one are there.
     there: usize,
     /// Those before this one are there, or on their way. Of the others one at most has a turn in
@@ -51,7 +51,7 @@ pub struct GetMany<'f> {
     keeps: Option<Keeps>,
 }
 
-enum Part<'f> {
+enum GetPart<'f> {
     Waits(Get<'f>),
     There(FolioRef<'f>),
 }
@@ -93,9 +93,9 @@ impl<'f> GetMany<'f> {
     /// How many pages it has, or has on their way.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn has(&self) -> usize {
-        let has = |part: &&Part<'_>| match part {
-            Part::There(_) => true,
-            Part::Waits(get) => matches!(get.wait(), Wait::Arrival(..)),
+        let has = |part: &&GetPart<'_>| match part {
+            GetPart::There(_) => true,
+            GetPart::Waits(get) => matches!(get.wait(), BringWait::Arrival(..)),
         };
         self.parts.iter().filter(has).count()
     }
@@ -186,8 +186,8 @@ impl<'f> GetMany<'f> {
         // No other part is polled while it is missing: see `poll_parts`.
         let polled = [self.there, self.begun];
         let is_short = |at: usize| match self.parts.get(at) {
-            Some(Part::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
-            Some(Part::There(_)) | None => None,
+            Some(GetPart::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
+            Some(GetPart::There(_)) | None => None,
         };
         let Some((at, (seen, turn))) = polled.into_iter().find_map(is_short) else {
             self.keep_no_guards(); // it waits for reads alone, perhaps of a source that hangs
@@ -201,15 +201,16 @@ impl<'f> GetMany<'f> {
         }
         // A page on its way is given up, too: when it has come, it can be evicted.
         let has_some = self.parts.iter().any(|part| match part {
-            Part::There(_) => true,
-            Part::Waits(get) => {
-                matches!(get.wait(), Wait::Arrival(..)) && !mutant::on(Mutant::RetreatUncounted)
+            GetPart::There(_) => true,
+            GetPart::Waits(get) => {
+                matches!(get.wait(), BringWait::Arrival(..))
+                    && !mutant::on(Mutant::RetreatUncounted)
             }
         });
         if !has_some && self.has_lost_patience(Refused::NoMemory) {
             return Err(self.shortage(at, Refused::NoMemory));
         }
-        if let Part::Waits(get) = &mut self.parts[at] {
+        if let GetPart::Waits(get) = &mut self.parts[at] {
             let turn = get.bring().hand_over_turn();
             self.turn = turn.filter(|_| !mutant::on(Mutant::RetreatLosesTurn));
         }
@@ -274,8 +275,8 @@ impl<'f> GetMany<'f> {
     fn begin(&mut self, quick: Vec<FolioRef<'f>>, left: &[usize]) -> Result<()> {
         let (mut quick, mut left) = (quick.into_iter(), left.iter().peekable());
         let part = |(at, &page)| match left.next_if_eq(&&at) {
-            Some(_) => Part::Waits(Get::new(self.handle, page)),
-            None => Part::There(quick.next().expect("it is in one of the parts")),
+            Some(_) => GetPart::Waits(Get::new(self.handle, page)),
+            None => GetPart::There(quick.next().expect("it is in one of the parts")),
         };
         self.parts = self.pages.iter().enumerate().map(part).collect();
         if self.claimed.pages() == 0 {
@@ -284,7 +285,7 @@ impl<'f> GetMany<'f> {
         let mut absent = Absent::new(self.handle);
         let mut joined = Vec::new();
         for (at, part) in self.parts.iter_mut().enumerate() {
-            let Part::Waits(get) = part else { continue };
+            let GetPart::Waits(get) = part else { continue };
             let bring = get.bring();
             bring.admitted = true;
             if absent.add(bring.page..bring.page.saturating_add(1)) {
@@ -293,13 +294,13 @@ impl<'f> GetMany<'f> {
         }
         absent.begin()?;
         for at in joined {
-            if let Part::Waits(get) = &mut self.parts[at] {
+            if let GetPart::Waits(get) = &mut self.parts[at] {
                 get.bring().follow();
             }
         }
-        let looks = |part: &Part<'_>| match part {
-            Part::Waits(get) => matches!(get.wait(), Wait::Look),
-            Part::There(_) => false,
+        let looks = |part: &GetPart<'_>| match part {
+            GetPart::Waits(get) => matches!(get.wait(), BringWait::Look),
+            GetPart::There(_) => false,
         };
         self.begun = self.parts.iter().position(looks).unwrap_or(self.parts.len());
         Ok(())
@@ -313,11 +314,11 @@ impl<'f> GetMany<'f> {
         // Ends: each turn looks at a later part.
         while at < self.parts.len() {
             let mut next = at + 1;
-            if let Part::Waits(get) = &mut self.parts[at] {
+            if let GetPart::Waits(get) = &mut self.parts[at] {
                 let polled = if all { get.poll_with(waker) } else { get.poll_unwoken(waker) };
                 match polled? {
-                    Poll::Ready(folio) => self.parts[at] = Part::There(folio),
-                    Poll::Pending if at >= self.begun && matches!(get.wait(), Wait::Turn) => {
+                    Poll::Ready(folio) => self.parts[at] = GetPart::There(folio),
+                    Poll::Pending if at >= self.begun && matches!(get.wait(), BringWait::Turn) => {
                         return Poll::Pending;
                     }
                     Poll::Pending => {
@@ -339,8 +340,8 @@ impl<'f> GetMany<'f> {
         let folios = std::mem::take(&mut self.parts).into_iter();
         Poll::Ready(Ok(folios
             .map(|part| match part {
-                Part::There(folio) => folio,
-                Part::Waits(_) => unreachable!("all are there"),
+                GetPart::There(folio) => folio,
+                GetPart::Waits(_) => unreachable!("all are there"),
             })
             .collect()))
     }

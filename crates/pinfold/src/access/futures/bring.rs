@@ -7,9 +7,9 @@
 //!
 //! | state | holds | ends when |
 //! |---|---|---|
-//! | `Wait::Look` | nothing | it is polled |
-//! | `Wait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
-//! | `Wait::Turn` | a turn in the queue | memory or a worker is free, or a fill or a claim ended |
+//! | `BringWait::Look` | nothing | it is polled |
+//! | `BringWait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
+//! | `BringWait::Turn` | a turn in the queue | memory or a worker is free, or a fill or a claim ended |
 //!
 //! From when it has begun a read until it returns, a future also has a claim to the pages that it
 //! brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
@@ -23,7 +23,7 @@ use crate::base::wait::Ticket;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
-use crate::pages::fill::{self, Begun, Wanted};
+use crate::pages::fill::{self, Begun, WantedPages};
 use crate::pages::handle::Handle;
 use crate::pages::pressure::{Claim, Refused, Turn};
 use crate::pages::reclaim::{self, Patience};
@@ -35,7 +35,7 @@ pub(super) struct Bring<'f> {
     pub(super) page: u64,
     /// How much is wanted from the start of the page on.
     bytes: usize,
-    pub(super) wait: Wait<'f>,
+    pub(super) wait: BringWait<'f>,
     /// Whether the page was not there at first.
     missed: bool,
     claimed: Claim,
@@ -46,12 +46,12 @@ pub(super) struct Bring<'f> {
     /// It queues, or was woken and tries.
     turn: Option<Turn>,
     plan: Option<Plan>,
-    wanted: Wanted,
+    wanted: WantedPages,
     patience: Option<Patience>,
 }
 
 /// See the table above.
-pub(super) enum Wait<'f> {
+pub(super) enum BringWait<'f> {
     Look,
     Arrival(Held<'f>, Ticket),
     Turn,
@@ -63,14 +63,14 @@ impl<'f> Bring<'f> {
             handle,
             page,
             bytes,
-            wait: Wait::Look,
+            wait: BringWait::Look,
             missed: false,
             claimed: Claim::default(),
             admitted: false,
             short: None,
             turn: None,
             plan: None,
-            wanted: Wanted::new(page, bytes),
+            wanted: WantedPages::new(page, bytes),
             patience: None,
         }
     }
@@ -98,16 +98,16 @@ impl<'f> Bring<'f> {
         // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
         // that failed it reads alone, and then returns the error.
         loop {
-            if !matches!(self.wait, Wait::Look) {
+            if !matches!(self.wait, BringWait::Look) {
                 core.check_owner()?;
             }
-            match std::mem::replace(&mut self.wait, Wait::Look) {
-                Wait::Look => {}
-                Wait::Arrival(held, ticket) => {
+            match std::mem::replace(&mut self.wait, BringWait::Look) {
+                BringWait::Look => {}
+                BringWait::Arrival(held, ticket) => {
                     let frame = held.frame();
                     let over = || !fill::is_on_its_way(frame);
                     if !core.waiters.poll(held.head().0, ticket, waker, over) {
-                        self.wait = Wait::Arrival(held, ticket);
+                        self.wait = BringWait::Arrival(held, ticket);
                         return Poll::Pending;
                     }
                     match fill::arrived(core, held) {
@@ -118,9 +118,9 @@ impl<'f> Bring<'f> {
                         }
                     }
                 }
-                Wait::Turn => {
+                BringWait::Turn => {
                     if self.turn.is_some_and(|turn| core.pressure.is_queued(file, turn, waker)) {
-                        self.wait = Wait::Turn;
+                        self.wait = BringWait::Turn;
                         return Poll::Pending;
                     }
                 }
@@ -164,7 +164,7 @@ impl<'f> Bring<'f> {
             self.claimed = Claim::default();
             if let Some(turn) = queued {
                 self.turn = Some(turn);
-                self.wait = Wait::Turn;
+                self.wait = BringWait::Turn;
                 self.short = (why == Refused::NoMemory).then_some(seen);
                 return Poll::Pending;
             }
@@ -176,7 +176,7 @@ impl<'f> Bring<'f> {
         if fill::is_on_its_way(held.frame()) {
             self.handle.core.counters.count(Event::Wait);
         }
-        self.wait = Wait::Arrival(held, Ticket::new());
+        self.wait = BringWait::Arrival(held, Ticket::new());
         self.patience = None;
         if let Some(turn) = self.turn.take() {
             self.handle.core.pressure.served(self.handle.mapping.id, turn);
@@ -208,13 +208,13 @@ impl<'f> Bring<'f> {
 
     /// If it queues for memory: the progress seen before, and its turn.
     pub(super) fn is_short(&self) -> Option<(u64, Turn)> {
-        let queues = matches!(self.wait, Wait::Turn);
+        let queues = matches!(self.wait, BringWait::Turn);
         self.short.zip(self.turn).filter(|_| queues)
     }
 
     /// Its turn, which the caller has from now on.
     pub(super) fn hand_over_turn(&mut self) -> Option<Turn> {
-        self.wait = Wait::Look;
+        self.wait = BringWait::Look;
         self.turn.take()
     }
 
@@ -228,12 +228,12 @@ impl<'f> Bring<'f> {
     /// It waits for nothing any more, and keeps nothing.
     fn end(&mut self) {
         let core = &self.handle.core;
-        let (wait, turn) = (std::mem::replace(&mut self.wait, Wait::Look), self.turn.take());
+        let (wait, turn) = (std::mem::replace(&mut self.wait, BringWait::Look), self.turn.take());
         if !core.owner.is_here() || crate::base::sync::model_failed() {
             self.claimed = Claim::default();
             return; // the locks may be held for ever
         }
-        if let Wait::Arrival(held, ticket) = &wait {
+        if let BringWait::Arrival(held, ticket) = &wait {
             core.waiters.leave(held.head().0, *ticket);
         }
         if let Some(turn) = turn {
@@ -277,9 +277,9 @@ impl Drop for Bring<'_> {
 impl std::fmt::Debug for Bring<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let waits_for = match &self.wait {
-            Wait::Look => "nothing",
-            Wait::Arrival(..) => "a read",
-            Wait::Turn => "its turn",
+            BringWait::Look => "nothing",
+            BringWait::Arrival(..) => "a read",
+            BringWait::Turn => "its turn",
         };
         f.debug_struct("Bring").field("page", &self.page).field("waits_for", &waits_for).finish()
     }
@@ -288,9 +288,9 @@ impl std::fmt::Debug for Bring<'_> {
 /// What a future has once it has to bring a page. Boxed: a future that is ready at once is small,
 /// and its end is a comparison.
 #[derive(Debug)]
-pub(super) struct Brought<'f>(pub(super) Option<Box<Bring<'f>>>);
+pub(super) struct LazyBring<'f>(pub(super) Option<Box<Bring<'f>>>);
 
-impl Drop for Brought<'_> {
+impl Drop for LazyBring<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(bring) = self.0.take() {

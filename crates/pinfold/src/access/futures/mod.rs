@@ -79,7 +79,7 @@ use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::stream::Plan;
 pub use batch::GetMany;
-use bring::{Bring, Brought, Wait};
+use bring::{Bring, BringWait, LazyBring};
 #[cfg(not(loom))]
 pub(crate) use room::copy_memory;
 pub(crate) use set::{Ready, Set};
@@ -90,13 +90,13 @@ pub(crate) use set::{Ready, Set};
 pub struct Get<'f> {
     handle: &'f Handle,
     page: u64,
-    bring: Brought<'f>,
+    bring: LazyBring<'f>,
 }
 
 impl<'f> Get<'f> {
     #[inline]
     pub(crate) fn new(handle: &'f Handle, page: u64) -> Self {
-        Get { handle, page, bring: Brought(None) }
+        Get { handle, page, bring: LazyBring(None) }
     }
 
     fn bring(&mut self) -> &mut Bring<'f> {
@@ -105,8 +105,8 @@ impl<'f> Get<'f> {
     }
 
     /// What it waits for, if it waits.
-    fn wait(&self) -> &Wait<'f> {
-        self.bring.0.as_ref().map_or(&Wait::Look, |bring| &bring.wait)
+    fn wait(&self) -> &BringWait<'f> {
+        self.bring.0.as_ref().map_or(&BringWait::Look, |bring| &bring.wait)
     }
 
     #[inline]
@@ -122,9 +122,9 @@ impl<'f> Get<'f> {
     /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is
     /// woken when the page is there. When its turn comes, `waker` is woken all the same.
     fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
-        if !matches!(self.wait(), Wait::Turn) {
+        if !matches!(self.wait(), BringWait::Turn) {
             let polled = self.poll_with(Waker::noop());
-            if !matches!(self.wait(), Wait::Turn) {
+            if !matches!(self.wait(), BringWait::Turn) {
                 return polled;
             }
         }
@@ -147,7 +147,7 @@ impl<'f> Get<'f> {
         loop {
             handle.check_page(page)?;
             let held = ready!(self.bring().poll(waker))?;
-            let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
+            let held = borrow::admit(handle, held, page, borrow::MayWait::Never)?;
             if let Some(held) = held
                 && let Some(folio) = FolioRef::of(handle, held, page)
             {
@@ -192,20 +192,20 @@ pub struct Read<'f, 'b> {
     offset: u64,
     done: usize,
     /// The page at which `done` ends, once something had to be brought.
-    bring: Brought<'f>,
+    bring: LazyBring<'f>,
     polled: bool,
 }
 
 impl<'f, 'b> Read<'f, 'b> {
     #[inline]
     pub(crate) fn new(handle: &'f Handle, buf: &'b mut [u8], offset: u64) -> Self {
-        Read { handle, buf, offset, done: 0, bring: Brought(None), polled: false }
+        Read { handle, buf, offset, done: 0, bring: LazyBring(None), polled: false }
     }
 
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
-        let Read { handle, buf, offset, done, bring: Brought(bring), .. } = self;
+        let Read { handle, buf, offset, done, bring: LazyBring(bring), .. } = self;
         handle.check_range(buf, *offset)?;
         // Ends: each turn copies at least a byte, or is the last.
         loop {

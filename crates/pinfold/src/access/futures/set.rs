@@ -3,10 +3,10 @@
 //!
 //! # How it works
 //!
-//! Each future is polled when it is begun. Its waker puts its key into `Woken`. The thread takes
+//! Each future is polled when it is begun. Its waker puts its key into `WokenKeys`. The thread takes
 //! what has ended: it polls the futures whose keys are there.
 //!
-//! The eventfd is written and read under the mutex of `Woken` alone, and `raised` says whether it
+//! The eventfd is written and read under the mutex of `WokenKeys` alone, and `raised` says whether it
 //! was written. It is raised by whoever adds the first key, or says that there is something to take
 //! besides, and lowered when the thread has found nothing any more. So it is readable exactly as
 //! long as there may be something to take, and a thread that waits for it misses nothing.
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use rustix::event::EventfdFlags;
 
-use crate::base::fork::Owner;
+use crate::base::fork::OwnerProcess;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
 use crate::error::{ErrorKind, Result};
@@ -29,11 +29,11 @@ use crate::error::{ErrorKind, Result};
 /// Futures of type `F`, each with a tag.
 pub(crate) struct Set<T, F: ?Sized> {
     ready: Arc<Ready>,
-    waiting: HashMap<u64, Waiting<T, F>>,
+    waiting: HashMap<u64, WaitingFuture<T, F>>,
     last_key: u64,
 }
 
-struct Waiting<T, F: ?Sized> {
+struct WaitingFuture<T, F: ?Sized> {
     tag: T,
     future: Pin<Box<F>>,
     waker: Waker,
@@ -49,8 +49,8 @@ impl<T, F: Future + ?Sized> Set<T, F> {
     pub(crate) fn begin(&mut self, tag: T, future: Pin<Box<F>>) -> Option<(T, F::Output)> {
         self.last_key += 1;
         let key = self.last_key;
-        let waker = Waker::from(Arc::new(Key { key, ready: self.ready.clone() }));
-        let mut waiting = Waiting { tag, future, waker };
+        let waker = Waker::from(Arc::new(FutureKey { key, ready: self.ready.clone() }));
+        let mut waiting = WaitingFuture { tag, future, waker };
         match waiting.poll() {
             Poll::Ready(output) => Some((waiting.tag, output)),
             Poll::Pending => {
@@ -96,7 +96,7 @@ impl<T, F: Future + ?Sized> Set<T, F> {
     }
 }
 
-impl<T, F: Future + ?Sized> Waiting<T, F> {
+impl<T, F: Future + ?Sized> WaitingFuture<T, F> {
     fn poll(&mut self) -> Poll<F::Output> {
         self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
     }
@@ -110,12 +110,12 @@ impl<T, F: ?Sized> AsFd for Set<T, F> {
 
 /// What those who wake and the thread share. It can be made for a thread that does not run yet.
 pub(crate) struct Ready {
-    woken: Mutex<Woken>,
+    woken: Mutex<WokenKeys>,
     event: OwnedFd,
-    owner: Owner,
+    owner: OwnerProcess,
 }
 
-struct Woken {
+struct WokenKeys {
     /// Of futures to be polled.
     keys: VecDeque<u64>,
     /// Whether the eventfd is readable.
@@ -128,9 +128,9 @@ impl Ready {
     pub(crate) fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
-        let owner =
-            Owner::here().map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
-        let woken = Mutex::new(Woken { keys: VecDeque::new(), raised: false });
+        let owner = OwnerProcess::here()
+            .map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        let woken = Mutex::new(WokenKeys { keys: VecDeque::new(), raised: false });
         Ok(Ready { woken, event, owner })
     }
 
@@ -153,7 +153,7 @@ impl Ready {
         }
     }
 
-    fn raise_if_not(&self, woken: &mut Woken) {
+    fn raise_if_not(&self, woken: &mut WokenKeys) {
         if !std::mem::replace(&mut woken.raised, true) && !mutant::on(Mutant::EventUnwritten) {
             let write = || rustix::io::write(&self.event, &1_u64.to_ne_bytes());
             let written = rustix::io::retry_on_intr(write);
@@ -181,12 +181,12 @@ impl Ready {
 }
 
 /// Wakes one future.
-struct Key {
+struct FutureKey {
     key: u64,
     ready: Arc<Ready>,
 }
 
-impl Wake for Key {
+impl Wake for FutureKey {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -31,7 +31,7 @@ use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::pages::handle::Handle;
 
 use super::read_at::ReadAt;
-use crate::access::read::Bytes;
+use crate::access::read::BytesWanted;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
@@ -76,7 +76,8 @@ impl Handle {
                 }
                 (length, row) = (bytes, 0);
             }
-            let Some(found) = self.look(head, read.offset, Uncounted(Bytes(bytes as u64))) else {
+            let Some(found) = self.look(head, read.offset, Uncounted(BytesWanted(bytes as u64)))
+            else {
                 if !self.read_alone(read) {
                     left(at);
                 }

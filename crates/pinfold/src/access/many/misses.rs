@@ -38,7 +38,7 @@ use crate::error::Result;
 use crate::frames::{FrameNumber, Order, PAGE_BYTES};
 use crate::pages::core::Core;
 use crate::pages::failures::Failed;
-use crate::pages::fill::{self, Batch, FOLIOS_MAX, For};
+use crate::pages::fill::{self, FOLIOS_MAX, FillBatch, For};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::reclaim;
@@ -108,9 +108,9 @@ impl<'a> Absent<'a> {
         handle.core.check_owner()?;
         let failed = Arc::new(Failed::new());
         let groups = self.groups(WINDOW);
-        let (first, groups) = First::of(handle, groups, For::Thread)?;
-        let ahead = first.as_ref().map(|First { plan, after, .. }| (*plan, *after));
-        let first = first.map(|First { mut batch, missed, .. }| {
+        let (first, groups) = FirstGroup::of(handle, groups, For::Thread)?;
+        let ahead = first.as_ref().map(|FirstGroup { plan, after, .. }| (*plan, *after));
+        let first = first.map(|FirstGroup { mut batch, missed, .. }| {
             batch.tell(&failed);
             handle.core.counters.add(Event::Miss, missed);
             batch
@@ -133,9 +133,9 @@ impl<'a> Absent<'a> {
         if several && let Some(ring) = handle.mapping.backing.own_ring() {
             let mut others = Vec::new();
             let prepared = &mut others;
-            let read = ring.read_all(first.as_ref().map(Batch::reading), move || {
+            let read = ring.read_all(first.as_ref().map(FillBatch::reading), move || {
                 *prepared = prepare_others();
-                prepared.iter().map(Batch::reading).collect()
+                prepared.iter().map(FillBatch::reading).collect()
             });
             wait::together(|| {
                 for (batch, read) in first.into_iter().chain(others).zip(read) {
@@ -170,9 +170,9 @@ impl<'a> Absent<'a> {
         let handle = self.handle;
         handle.core.check_owner()?;
         let groups = self.groups(WINDOW);
-        let (first, groups) = First::of(handle, groups, For::Future)?;
+        let (first, groups) = FirstGroup::of(handle, groups, For::Future)?;
         // Others are on all of them, or there is no memory.
-        let Some(First { batch, plan, after, missed }) = first else { return Ok(()) };
+        let Some(FirstGroup { batch, plan, after, missed }) = first else { return Ok(()) };
         let mut misses = vec![missed];
         let mut requests = vec![fill::request(handle, batch).awaited()];
         let (mut left, mut all_misses) = (&groups[..], 0);
@@ -203,8 +203,8 @@ impl<'a> Absent<'a> {
 }
 
 /// What is on its way of the first group, and what to read ahead behind it.
-struct First<'a> {
-    batch: Borrowed<'a>,
+struct FirstGroup<'a> {
+    batch: MissBatch<'a>,
     plan: Plan,
     /// The page after the batch.
     after: u64,
@@ -212,7 +212,7 @@ struct First<'a> {
     missed: u64,
 }
 
-impl<'a> First<'a> {
+impl<'a> FirstGroup<'a> {
     /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
     /// if there is no memory at once.
     fn of(
@@ -236,7 +236,7 @@ impl<'a> First<'a> {
             let Some(after) = after else { continue };
             let missed = if plan.mark { 1 } else { batch.folios() as u64 };
             groups.drain(..begun);
-            return Ok((Some(First { batch, plan, after, missed }), groups));
+            return Ok((Some(FirstGroup { batch, plan, after, missed }), groups));
         }
         groups.drain(..begun);
         Ok((None, groups))
@@ -244,11 +244,11 @@ impl<'a> First<'a> {
 }
 
 /// How many folios they have.
-fn folios(batches: &[Borrowed<'_>]) -> u64 {
+fn folios(batches: &[MissBatch<'_>]) -> u64 {
     batches.iter().map(|batch| batch.folios() as u64).sum()
 }
 
-type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
+type MissBatch<'a> = FillBatch<&'a Core, &'a Mapping>;
 
 /// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
 /// ways: it takes no lock, and holds nothing.
@@ -356,14 +356,14 @@ fn prepare<'a>(
     handle: &'a Handle,
     groups: &[Range<u64>],
     wanted: For,
-) -> (Vec<Borrowed<'a>>, bool) {
+) -> (Vec<MissBatch<'a>>, bool) {
     let (got, whole) = allocate(handle, groups);
     if got.is_empty() {
         return (Vec::new(), whole);
     }
     let folios = got.iter().map(|got| (got.page, got.order, got.head));
     let filling = fill::insert_all(handle, folios);
-    let mut batches: Vec<Batch<_, _>> = Vec::new();
+    let mut batches: Vec<FillBatch<_, _>> = Vec::new();
     let mut group = None;
     for (got, filling) in got.iter().zip(filling) {
         let Some(filling) = filling else { continue };
@@ -373,7 +373,7 @@ fn prepare<'a>(
             .filter(|last| same && last.end() == Some(got.page) && last.folios() < FOLIOS_MAX);
         match last {
             Some(batch) => batch.push(filling),
-            None => batches.push(Batch::of(handle, filling, wanted)),
+            None => batches.push(FillBatch::of(handle, filling, wanted)),
         }
         group = Some(got.group);
     }

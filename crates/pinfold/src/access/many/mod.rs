@@ -50,7 +50,7 @@ use crate::base::sizes::BATCH_MIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::PAGE_SHIFT;
 use crate::pages::failures::Failed;
-use crate::pages::fill::Wanted;
+use crate::pages::fill::WantedPages;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
 use hits::BLOCK;
@@ -132,7 +132,7 @@ impl Handle {
     /// That of 2 for an entry that wants `pages`, unless it is tried nevertheless.
     fn check_begun(&self, failed: Option<&Failed>, miss: bool, pages: Range<u64>) -> Result<()> {
         let Some(failed) = failed.filter(|_| miss) else { return Ok(()) };
-        let wanted = Wanted::since(pages.clone(), failed.since);
+        let wanted = WantedPages::since(pages.clone(), failed.since);
         let error = failed.of(&pages, |error| wanted.alone(self, error).is_none());
         error.map_or(Ok(()), Err)
     }

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use pinfold_refcount::GetError;
 
-use crate::access::found::{Found, Mark, PageOfFolio};
+use crate::access::found::{Found, PageOfFolio, ReadaheadMark};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, ErrorKind, PinRangeCause, Result};
@@ -45,7 +45,7 @@ use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::reclaim;
 
-use super::run::{Run, Runs};
+use super::run::{PinnedRun, PinnedRuns};
 use super::{PinnedRange, too_many};
 
 /// How long a pin waits for the holders of a folio that has to move.
@@ -80,7 +80,8 @@ pub(crate) fn pin(
     check(core, mapping, &range)?;
     let holder = core.holders.add(asked_by, &mapping.path, &range);
     let Range { start, end } = range;
-    let mut pinned = PinnedRange { core: core.clone(), start, end, runs: Runs::new(), holder };
+    let mut pinned =
+        PinnedRange { core: core.clone(), start, end, runs: PinnedRuns::new(), holder };
     let done = match step {
         Step::Folio => pin_pages::<false>(handle, &mut pinned),
         #[cfg(feature = "testing")]
@@ -96,7 +97,7 @@ pub(crate) fn pin(
 fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
     let mut page = range.start >> PAGE_SHIFT;
     let end = range.end.div_ceil(PAGE_BYTES as u64);
-    let mut run = Run::EMPTY;
+    let mut run = PinnedRun::EMPTY;
     let mut last_head = None;
     let mut singles = false;
     // Ends: each turn pins at least a page, or is the last.
@@ -105,7 +106,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
             break Ok(());
         }
         let to = if BY_PAGE { page + 1 } else { end };
-        let seek = Seek { handle, page, to, end_byte: range.end };
+        let seek = FolioWanted { handle, page, to, end_byte: range.end };
         let got = if BY_PAGE {
             quick::<ONE_PAGE>(seek)
         } else if singles {
@@ -131,7 +132,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
         let found = skip == 0 || last_head == Some(head);
         if !(found && run.lengthen(head.after(skip), pages)) {
             range.runs.push(run);
-            run = Run::new(head, skip, pages);
+            run = PinnedRun::new(head, skip, pages);
         }
         last_head = Some(head);
         page += u64::from(pages);
@@ -146,11 +147,11 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
 pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
     let core = &handle.core;
     let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
-    let seek = Seek { handle, page, to, end_byte: range.end };
+    let seek = FolioWanted { handle, page, to, end_byte: range.end };
     let got = quick::<ANY>(seek)?;
     assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
-    let mut runs = Runs::new();
-    runs.push(Run::new(got.head, got.skip, got.pages));
+    let mut runs = PinnedRuns::new();
+    runs.push(PinnedRun::new(got.head, got.skip, got.pages));
     let Range { start, end } = range;
     Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
 }
@@ -204,7 +205,11 @@ pub(crate) fn pages_max(core: &Core) -> u64 {
 /// A loop of its own, for files without large folios: the next page is always the next look-up, so
 /// the processor does not wait for the entry of this one.
 #[inline(never)]
-fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
+fn lengthen_by_singles(
+    mut seek: FolioWanted<'_>,
+    run: &mut PinnedRun,
+    page: &mut u64,
+) -> Option<Pinned> {
     let mut longer = *run;
     let mut left = None;
     // Ends: each turn pins a page, up to `to`.
@@ -223,7 +228,7 @@ fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Opt
 
 /// What is wanted of the folio that has a page.
 #[derive(Clone, Copy)]
-struct Seek<'a> {
+struct FolioWanted<'a> {
     handle: &'a Handle,
     page: u64,
     /// The first page that is not wanted.
@@ -242,8 +247,8 @@ const ONE_PAGE: u8 = 2;
 /// The fast path (see the module's documentation). `None`: take the slow path, or the folio is not
 /// of this `KIND`.
 #[inline(always)]
-fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
-    let Seek { handle, page, to, end_byte } = seek;
+fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
+    let FolioWanted { handle, page, to, end_byte } = seek;
     let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
     if frame.is_mirrored()
         || must_move(&handle.core, head, span)
@@ -294,7 +299,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         held
     };
     // Ends: when the folio stays long enough to be pinned, or patience is at an end.
-    handle.held(page, (Mark::Leave, false), missing, |held| {
+    handle.held(page, (ReadaheadMark::Leave, false), missing, |held| {
         inside()?;
         // Dropped meanwhile: look it up again.
         let Some(stamp) = held.frame().read_begin() else { return Ok(None) };

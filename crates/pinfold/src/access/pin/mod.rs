@@ -36,7 +36,7 @@ use crate::pages::core::Core;
 #[cfg(all(test, loom))]
 pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
-use run::Runs;
+use run::PinnedRuns;
 
 /// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped.
 ///
@@ -68,7 +68,7 @@ pub struct PinnedRange {
     /// The bytes of the file.
     start: u64,
     end: u64,
-    runs: Runs,
+    runs: PinnedRuns,
     /// Its number in the list of pins; 0 if there is none.
     holder: u64,
 }
@@ -178,7 +178,7 @@ impl PinnedRange {
     }
 
     /// Pins the last page once more, for `rest`, which begins in it.
-    fn share_last_page(&self, rest: &mut Runs, at: u64) -> Result<()> {
+    fn share_last_page(&self, rest: &mut PinnedRuns, at: u64) -> Result<()> {
         let (head, skip) = self.runs.last_page(&self.core);
         if !mutant::on(Mutant::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;

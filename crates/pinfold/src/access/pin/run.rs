@@ -15,7 +15,7 @@ use crate::pages::core::Core;
 /// Each of its pages is pinned once, for the owner of the list. Each folio but the first begins
 /// where the previous one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct PinnedRun {
     /// The head of the first folio.
     head: FrameNumber,
     /// Pages of that folio that lie before the run.
@@ -23,13 +23,13 @@ pub(super) struct Run {
     pages: u32,
 }
 
-impl Run {
-    pub(super) const EMPTY: Run = Run { head: FrameNumber(0), skip: 0, pages: 0 };
+impl PinnedRun {
+    pub(super) const EMPTY: PinnedRun = PinnedRun { head: FrameNumber(0), skip: 0, pages: 0 };
 
     /// Pages of the folio `head`: `pages` of them, `skip` pages into it.
     #[inline]
     pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
-        Run { head, skip, pages }
+        PinnedRun { head, skip, pages }
     }
 
     /// Adds the pages from the frame `next` on and returns true, if they follow the run.
@@ -55,22 +55,22 @@ impl Run {
 /// All that a range has pinned, in file order. The first run is stored inline: a range that is
 /// contiguous in memory needs no allocation.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct PinnedRuns {
     /// Empty if there is nothing.
-    first: Run,
-    rest: Vec<Run>,
+    first: PinnedRun,
+    rest: Vec<PinnedRun>,
 }
 
-impl Runs {
+impl PinnedRuns {
     pub(super) const fn new() -> Self {
-        Runs::of(Run::EMPTY)
+        PinnedRuns::of(PinnedRun::EMPTY)
     }
 
-    const fn of(run: Run) -> Self {
-        Runs { first: run, rest: Vec::new() }
+    const fn of(run: PinnedRun) -> Self {
+        PinnedRuns { first: run, rest: Vec::new() }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PinnedRun> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
@@ -85,7 +85,7 @@ impl Runs {
 
     /// Appends a run, unless it is empty. Does not merge it with the last one.
     #[inline]
-    pub(super) fn push(&mut self, run: Run) {
+    pub(super) fn push(&mut self, run: PinnedRun) {
         if self.first.pages == 0 {
             self.first = run;
         } else if run.pages > 0 {
@@ -95,7 +95,7 @@ impl Runs {
 
     /// Adds one pinned page at the front, `skip` pages into the folio `head`.
     pub(super) fn prepend(&mut self, head: FrameNumber, skip: u32) {
-        let run = Run { head, skip, pages: 1 };
+        let run = PinnedRun { head, skip, pages: 1 };
         if self.first.pages > 0 {
             self.rest.insert(0, self.first);
         }
@@ -103,21 +103,21 @@ impl Runs {
     }
 
     /// Appends again what `split_off` took.
-    pub(super) fn append(&mut self, other: &Runs) {
+    pub(super) fn append(&mut self, other: &PinnedRuns) {
         for run in other.iter() {
             self.push(*run);
         }
     }
 
     /// Keeps the first `keep` pages and returns the others.
-    pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> Runs {
-        let all = std::mem::replace(self, Runs::new());
-        let mut other = Runs::new();
+    pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> PinnedRuns {
+        let all = std::mem::replace(self, PinnedRuns::new());
+        let mut other = PinnedRuns::new();
         let mut left = keep;
         for run in all.iter().filter(|run| run.pages > 0) {
             let here = run.pages.min(left);
             left -= here;
-            self.push(Run { pages: here, ..*run });
+            self.push(PinnedRun { pages: here, ..*run });
             if here < run.pages {
                 other.push(cut(core, *run, here));
             }
@@ -169,8 +169,8 @@ impl Runs {
 
 /// Unpins each folio of the run.
 #[inline]
-fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
-    let Run { mut head, mut skip, pages: mut left } = run;
+fn unpin_run<const BY_PAGE: bool>(core: &Core, run: PinnedRun) {
+    let PinnedRun { mut head, mut skip, pages: mut left } = run;
     // Ends: each turn unpins at least a page.
     while left > 0 {
         let frame = core.frames.frame(head);
@@ -199,15 +199,15 @@ fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
 }
 
 /// The run without its first `pages` pages.
-fn cut(core: &Core, run: Run, pages: u32) -> Run {
+fn cut(core: &Core, run: PinnedRun, pages: u32) -> PinnedRun {
     debug_assert!(pages < run.pages);
-    let Run { mut head, skip, .. } = run;
+    let PinnedRun { mut head, skip, .. } = run;
     let mut skip = skip + pages;
     // Ends: each turn advances by a folio, and stays inside the run.
     loop {
         let frames = core.frames.frame(head).order().frames();
         if skip < frames {
-            return Run { head, skip, pages: run.pages - pages };
+            return PinnedRun { head, skip, pages: run.pages - pages };
         }
         head = head.after(frames);
         skip -= frames;

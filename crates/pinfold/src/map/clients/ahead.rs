@@ -23,14 +23,14 @@ const TURN_PAGES: usize = 64;
 
 /// What is installed ahead, in pieces.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct AheadPlan {
     /// Those of each piece in rising order.
     pages: Vec<u64>,
     /// Where in `pages` each piece ends.
     ends: Vec<usize>,
 }
 
-impl Plan {
+impl AheadPlan {
     /// Of those of `pages` that are below `end`.
     pub(super) fn new(pages: &[u64], end: u64) -> Self {
         let mut by_page: Vec<(u64, usize)> =
@@ -42,7 +42,7 @@ impl Plan {
         };
         let mut pieces: Vec<&[(u64, usize)]> = by_page.chunk_by(joins).collect();
         pieces.sort_by_cached_key(|piece| piece.iter().map(|&(_, touched)| touched).min());
-        let mut plan = Plan { pages: Vec::with_capacity(by_page.len()), ends: Vec::new() };
+        let mut plan = AheadPlan { pages: Vec::with_capacity(by_page.len()), ends: Vec::new() };
         for piece in pieces {
             plan.pages.extend(piece.iter().map(|&(page, _)| page));
             plan.ends.push(plan.pages.len());
@@ -64,7 +64,7 @@ impl Plan {
 /// How far a client is with it.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<AheadPlan>,
     /// The next piece.
     next: usize,
     /// Turns whose reads are under way.
@@ -72,7 +72,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    pub(super) fn new(plan: Arc<Plan>) -> Self {
+    pub(super) fn new(plan: Arc<AheadPlan>) -> Self {
         Ahead { plan, next: 0, reads: 0 }
     }
 
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn pieces(pages: &[u64]) -> Vec<Vec<u64>> {
-        let plan = Plan::new(pages, 10_000);
+        let plan = AheadPlan::new(pages, 10_000);
         plan.pieces(0..plan.ends.len()).map(<[u64]>::to_vec).collect()
     }
 
@@ -122,7 +122,7 @@ mod tests {
     fn a_turn_has_a_bounded_part_and_all_have_all() {
         let scattered = (0..1000).map(|n| n * 40);
         let plan =
-            Arc::new(Plan::new(&scattered.chain(50_000..51_000).collect::<Vec<_>>(), 1 << 20));
+            Arc::new(AheadPlan::new(&scattered.chain(50_000..51_000).collect::<Vec<_>>(), 1 << 20));
         let mut ahead = Ahead::new(plan.clone());
         let mut seen = 0;
         while let Some(turn) = ahead.next() {

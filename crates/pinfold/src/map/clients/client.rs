@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::ahead::{Ahead, Plan};
+use super::ahead::{Ahead, AheadPlan};
 use super::error::ClientError;
 use super::foreign::{Foreign, Message};
-use super::pages::{BLOCK_PAGES, Pages};
+use super::pages::{BLOCK_PAGES, PageSet};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
 use super::snapshot::Snapshot;
 use crate::base::mutant::{self, Mutant};
@@ -73,11 +73,11 @@ pub(super) struct Client {
     /// A handle of its own, which sees its own order of pages.
     pub(super) file: Arc<File>,
     regions: Regions,
-    installed: Pages,
+    installed: PageSet,
     /// Those that it has removed: zeros, from then on.
-    removed: Pages,
+    removed: PageSet,
     /// Pages that are read for it.
-    pub(super) waiting: HashMap<u64, Waiting>,
+    pub(super) waiting: HashMap<u64, WaitingPage>,
     /// Faults that have to be tried again.
     again: VecDeque<Again>,
     rest: Duration,
@@ -100,13 +100,13 @@ pub(super) struct Client {
 
 /// A page that is read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct WaitingPage {
     pub(super) since: Instant,
     /// Since when there was no memory for it, at that time.
     pub(super) short_since: Option<Instant>,
 }
 
-impl Waiting {
+impl WaitingPage {
     /// Since when there has been no memory for it: a source that is slow is no lack of memory, so
     /// the time of this read does not count.
     pub(super) fn short_since(self) -> Option<Instant> {
@@ -122,7 +122,7 @@ pub(super) enum Came {
     /// Of a page for which a fault waits.
     Page(u64),
     /// Of these pieces.
-    Ahead(Arc<Plan>, Range<usize>),
+    Ahead(Arc<AheadPlan>, Range<usize>),
 }
 
 /// A fault that could not be served, and when it is tried again.
@@ -136,7 +136,7 @@ pub(super) struct Again {
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Served {
+pub(super) enum FaultOutcome {
     /// So many pages were installed.
     Done(u64),
     /// The page has to be read.
@@ -244,7 +244,7 @@ impl Client {
         snapshot: &mut Snapshot,
         address: u64,
         alone: bool,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
         let page = region.page(address);
         let within = if alone { page..page + 1 } else { ANY };
@@ -265,14 +265,14 @@ impl Client {
         snapshot: &mut Snapshot,
         page: u64,
         wanted: &Range<u64>,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         match self.regions.of_page(page) {
             Some(region) if !self.installed.has(page) => {
                 let is_copied = region.memory == ClientMemory::Private;
                 let within = if is_copied { wanted } else { &ANY };
                 self.put(snapshot, &region, page, within)
             }
-            _ => Ok(Served::Done(0)),
+            _ => Ok(FaultOutcome::Done(0)),
         }
     }
 
@@ -282,7 +282,7 @@ impl Client {
         region: &Region,
         page: u64,
         within: &Range<u64>,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         let is_zero = self.removed.has(page) || snapshot.is_zero(page);
         if is_zero || region.memory == ClientMemory::Zeros {
             return self.put_zeros(snapshot, region, page, within);
@@ -295,7 +295,7 @@ impl Client {
         let bounds = bounds(region, page, RUN_PAGES, within);
         let run = match snapshot.run(handle, page, &bounds, &self.installed) {
             Ok(Some(run)) => run,
-            Ok(None) => return Ok(Served::Absent(page)),
+            Ok(None) => return Ok(FaultOutcome::Absent(page)),
             // The system has no memory for the mirror, or another client disturbs it: that is not
             // this client's error. The page is its own then.
             Err(cause) if is_of_mirror(&cause) => {
@@ -318,7 +318,7 @@ impl Client {
         region: &Region,
         page: u64,
         within: &Range<u64>,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         let bounds = bounds(region, page, ZERO_RUN_PAGES, within);
         let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
         let installed = self.installed.block_of(page);
@@ -339,10 +339,10 @@ impl Client {
         region: &Region,
         page: u64,
         within: &Range<u64>,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         let held = handle.core.hold(&handle.mapping, page);
         let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
-            return Ok(Served::Absent(page));
+            return Ok(FaultOutcome::Absent(page));
         };
         let identity = held.frame().identity();
         let folio = identity.pages();
@@ -395,7 +395,7 @@ impl Client {
         pages: Range<u64>,
         wanted: u64,
         call: impl Fn(&Foreign, Range<u64>) -> Result<u64, Errno>,
-    ) -> Result<Served, ClientError> {
+    ) -> Result<FaultOutcome, ClientError> {
         let (mut at, mut end) = (pages.start, pages.end);
         let mut done = 0;
         // Ends: each turn installs a page, leaves one out, or makes the range smaller.
@@ -414,7 +414,7 @@ impl Client {
                     self.note_installed(region, at..at + 1);
                     at += 1;
                 }
-                Err(Errno::AGAIN | Errno::NOMEM) => return Ok(Served::Later),
+                Err(Errno::AGAIN | Errno::NOMEM) => return Ok(FaultOutcome::Later),
                 // The range is in more than one piece by now, or is not mapped any more.
                 Err(Errno::NOENT) if end - at > 1 => (at, end) = (wanted, wanted + 1),
                 Err(Errno::NOENT) => {
@@ -428,7 +428,7 @@ impl Client {
                 }
             }
         }
-        Ok(Served::Done(done))
+        Ok(FaultOutcome::Done(done))
     }
 
     fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
@@ -436,7 +436,7 @@ impl Client {
             self.installed.add_all(pages);
             // Only a hint, which need not take any amount of memory.
             if self.installed.pieces() > INSTALLED_MAX {
-                self.installed = Pages::default();
+                self.installed = PageSet::default();
             }
         }
     }

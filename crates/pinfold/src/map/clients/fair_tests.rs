@@ -300,7 +300,7 @@ fn a_read_that_the_system_refuses_is_told_as_it_is() {
     let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap();
     let id = clients.add(uffd, &[guest.mapping()], 1).unwrap().0;
     clients.clients.get_mut(&id).unwrap().has_said = true;
-    let refused = clients.hear(id, &mut turns::Turn::begin(), &mut Vec::new()).unwrap_err();
+    let refused = clients.hear(id, &mut turns::ClientTurn::begin(), &mut Vec::new()).unwrap_err();
     let ClientError::Read { cause } = &refused else { panic!("{refused:?}") };
     assert_eq!(cause.kind(), std::io::ErrorKind::InvalidInput);
 }

@@ -75,7 +75,7 @@ impl Foreign {
     /// # Errors
     /// The system's.
     pub(super) fn read(&self, messages: &mut Vec<Message>) -> Result<(), Errno> {
-        let mut bytes = [0; MESSAGES_MAX * size_of::<abi::Message>()];
+        let mut bytes = [0; MESSAGES_MAX * size_of::<abi::UffdMsg>()];
         let got = loop {
             match self.read_now(&mut bytes) {
                 Ok(got) => break got,
@@ -84,11 +84,11 @@ impl Foreign {
                 Err(error) => return Err(error),
             }
         };
-        for raw in bytes[..got].chunks_exact(size_of::<abi::Message>()) {
-            let raw: &[u8; size_of::<abi::Message>()] =
+        for raw in bytes[..got].chunks_exact(size_of::<abi::UffdMsg>()) {
+            let raw: &[u8; size_of::<abi::UffdMsg>()] =
                 raw.try_into().expect("a chunk of that size");
             // SAFETY: any bytes are a message.
-            messages.push(message(unsafe { std::mem::transmute::<[u8; 32], abi::Message>(*raw) }));
+            messages.push(message(unsafe { std::mem::transmute::<[u8; 32], abi::UffdMsg>(*raw) }));
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ fn outcome(called: Result<(), Errno>, done: i64) -> Result<u64, Errno> {
     }
 }
 
-fn message(raw: abi::Message) -> Message {
+fn message(raw: abi::UffdMsg) -> Message {
     let [first, second, third] = raw.words;
     match raw.event {
         EVENT_PAGEFAULT if first & FAULT_WRITE_PROTECT != 0 => Message::WriteProtected(second),
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_kernels_layout() {
-        let raw = |event, words| message(abi::Message { event, reserved: [0; 7], words });
+        let raw = |event, words| message(abi::UffdMsg { event, reserved: [0; 7], words });
         assert_eq!(raw(0x12, [0, 0x1000, 7]), Message::Fault(0x1000));
         assert_eq!(raw(0x12, [3, 0x1000, 7]), Message::WriteProtected(0x1000));
         assert_eq!(raw(0x12, [5, 0x1000, 7]), Message::Fault(0x1000));

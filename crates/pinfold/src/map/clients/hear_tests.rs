@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::client::Waiting;
+use super::client::WaitingPage;
 use super::foreign::Message;
 use super::tests::{EVENTS, Guest, MIB, P, byte_of, bytes, serving, snapshot};
 use super::*;
@@ -88,7 +88,7 @@ fn read_in_vain(since: Instant) -> Instant {
     let mut clients = Clients::new(&file).unwrap();
     let guest = Guest::new(&clients, ClientMemory::Shared, 0);
     let id = guest.add_to(&mut clients).0;
-    let waiting = Waiting { since: before(Instant::now(), READ), short_since: Some(since) };
+    let waiting = WaitingPage { since: before(Instant::now(), READ), short_since: Some(since) };
     clients.clients.get_mut(&id).unwrap().waiting.insert(3, waiting);
     // It was read, it is said; and was evicted before it could get into the mirror.
     clients.page_came(id, 3, Ok(()), &mut Vec::new()).unwrap();

@@ -85,15 +85,15 @@ use crate::file::File;
 use crate::file::completions::Completions;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend::{self, Mapper};
-use crate::mapped::mirror::Refused;
-use ahead::{Ahead, Plan};
+use crate::mapped::mirror::SystemRefused;
+use ahead::{Ahead, AheadPlan};
 use client::{Came, Client};
 pub use error::ClientError;
 use foreign::Foreign;
-use pages::Pages;
+use pages::PageSet;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
-use turns::{READS_MAX, Turn, Turns};
+use turns::{ClientTurn, ClientTurns, READS_MAX};
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
@@ -183,39 +183,39 @@ pub struct Clients {
     epoll: OwnedFd,
     clients: BTreeMap<u64, Client>,
     last_client: u64,
-    turns: Turns,
-    jobs: HashMap<u64, Job>,
+    turns: ClientTurns,
+    jobs: HashMap<u64, ReadJob>,
     last_job: u64,
     /// Reads for faults of clients that have left.
     of_nobody: usize,
     /// Of [`Self::record`].
-    touched: Option<Touched>,
+    touched: Option<AskedPages>,
     stats: ClientsStats,
     /// The last plan of [`Self::install_ahead`], and what it is for.
-    plan: Option<(Arc<[u64]>, Arc<Plan>)>,
+    plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>,
     _mapper: Mapper,
 }
 
 /// A read that is under way.
 #[derive(Debug)]
-struct Job {
+struct ReadJob {
     client: u64,
     owner: u64,
-    what: Read,
+    what: ReadFor,
 }
 
 #[derive(Debug)]
-enum Read {
+enum ReadFor {
     /// Of a page.
     Fault(u64),
     /// Of pieces that are installed ahead: so many pages of them are waited for.
-    Ahead(Arc<Plan>, Range<usize>, usize),
+    Ahead(Arc<AheadPlan>, Range<usize>, usize),
 }
 
 /// The pages that clients have asked for.
 #[derive(Debug)]
-struct Touched {
-    seen: Pages,
+struct AskedPages {
+    seen: PageSet,
     new: Vec<u64>,
 }
 
@@ -248,7 +248,7 @@ impl Clients {
             epoll,
             clients: BTreeMap::new(),
             last_client: 0,
-            turns: Turns::default(),
+            turns: ClientTurns::default(),
             jobs: HashMap::new(),
             last_job: 0,
             of_nobody: 0,
@@ -269,7 +269,9 @@ impl Clients {
         let handle = self.snapshot.file.handle();
         let path = format!("/proc/self/fd/{}", lend::of(handle)?.fd().as_raw_fd());
         let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        opened.map_err(|why| handle.mapping.mirror_error(Refused::to("open the memory file")(why)))
+        opened.map_err(|why| {
+            handle.mapping.mirror_error(SystemRefused::to("open the memory file")(why))
+        })
     }
 
     /// The length of [`memory`](Self::memory): whole pages.
@@ -289,11 +291,11 @@ impl Clients {
     /// ends that.
     pub fn record(&mut self, known: Option<&[Range<u64>]>) {
         self.touched = known.map(|known| {
-            let mut seen = Pages::default();
+            let mut seen = PageSet::default();
             for pages in known {
                 seen.add_all(pages.clone());
             }
-            Touched { seen, new: Vec::new() }
+            AskedPages { seen, new: Vec::new() }
         });
     }
 
@@ -351,7 +353,7 @@ impl Clients {
             _ => {
                 let most = self.snapshot.file.handle().core.frames.frames() as usize / 2;
                 let first = &pages[..pages.len().min(most)];
-                Arc::new(Plan::new(first, self.snapshot.pages))
+                Arc::new(AheadPlan::new(first, self.snapshot.pages))
             }
         };
         self.plan = Some((pages.clone(), plan.clone()));
@@ -383,20 +385,20 @@ impl Clients {
         if go_on {
             self.of_nobody += reads;
         }
-        let is_kept = |job: &Job| {
-            let is_of_fault = matches!(job.what, Read::Fault(_));
+        let is_kept = |job: &ReadJob| {
+            let is_of_fault = matches!(job.what, ReadFor::Fault(_));
             go_on && (is_of_fault || mutant::on(Mutant::AheadOfTheGone))
         };
         let (jobs, turns) = (&mut self.jobs, &mut self.turns);
         let gone = jobs.extract_if(|_, job| job.client == id && !is_kept(job));
-        let gone: HashMap<u64, Job> = gone.collect();
+        let gone: HashMap<u64, ReadJob> = gone.collect();
         if gone.is_empty() {
             return;
         }
         for job in gone.values() {
             turns.change(job.owner, |it| match job.what {
-                Read::Fault(_) => it.reads = it.reads.saturating_sub(1),
-                Read::Ahead(..) => it.ahead -= 1,
+                ReadFor::Fault(_) => it.reads = it.reads.saturating_sub(1),
+                ReadFor::Ahead(..) => it.ahead -= 1,
             });
         }
         self.completions.keep(|job| !gone.contains_key(&job));
@@ -412,7 +414,7 @@ impl Clients {
         if !self.turns.has_time(owner) {
             return None;
         }
-        let turn = Turn::begin();
+        let turn = ClientTurn::begin();
         let done = work(self);
         if !mutant::on(Mutant::TurnUnpaid) {
             self.turns.end(owner, turn, Instant::now());

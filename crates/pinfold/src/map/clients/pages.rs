@@ -24,7 +24,7 @@ type Bits = [u64; WORDS];
 /// No block is in both maps; no two intervals touch each other; all bits of no block are set, and
 /// those of none are clear.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pages {
+pub(super) struct PageSet {
     /// Intervals of blocks that have all of their pages: the first block, and the one behind.
     whole: BTreeMap<u64, u64>,
     /// The blocks that have some.
@@ -53,7 +53,7 @@ impl Block<'_> {
     }
 }
 
-impl Pages {
+impl PageSet {
     /// What it has of the block of `page`.
     pub(super) fn block_of(&self, page: u64) -> Block<'_> {
         let block = page / BLOCK_PAGES;
@@ -198,7 +198,7 @@ fn for_each_word(pages: &Range<u64>, mut change: impl FnMut(usize, u64)) {
 mod tests {
     use super::*;
 
-    fn check(pages: &Pages) {
+    fn check(pages: &PageSet) {
         let mut last = None;
         for (&first, &end) in &pages.whole {
             assert!(first < end && last.is_none_or(|last| last < first), "{:?}", pages.whole);
@@ -215,7 +215,7 @@ mod tests {
         const END: u64 = 6 * BLOCK_PAGES;
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let (mut pages, mut plain) = (Pages::default(), vec![false; END as usize]);
+            let (mut pages, mut plain) = (PageSet::default(), vec![false; END as usize]);
             for _ in 0..300 {
                 let mut at = || match random.u8(0..3) {
                     0 => random.u64(0..=END),
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_range_of_any_length_is_a_piece_or_three() {
-        let mut pages = Pages::default();
+        let mut pages = PageSet::default();
         let all = 1 << 48;
         pages.add_all(5..all);
         assert!(pages.pieces() <= 2 && !pages.has(4) && pages.has(5) && pages.has(all - 1));

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use super::ahead::Plan;
-use super::client::{Came, Client, Served, Waiting};
+use super::ahead::AheadPlan;
+use super::client::{Came, Client, FaultOutcome, WaitingPage};
 use super::error::ClientError;
 use super::foreign::{self, Message};
-use super::turns::{AHEAD_MAX, READS_MAX, Turn};
-use super::{COMPLETIONS, ClientEvent, ClientId, Clients, Job, Read};
+use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX};
+use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
@@ -75,7 +75,7 @@ impl Clients {
                 self.set_pause(id);
                 continue;
             }
-            let mut turn = Turn::begin();
+            let mut turn = ClientTurn::begin();
             let served = self.serve(id, &mut turn, &mut told);
             self.end_if(id, served, &mut told);
             let goes_on = self.turns.end(owner, turn, began);
@@ -122,7 +122,7 @@ impl Clients {
     fn serve(
         &mut self,
         id: u64,
-        turn: &mut Turn,
+        turn: &mut ClientTurn,
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         // Ends: each turn takes one.
@@ -162,7 +162,7 @@ impl Clients {
     pub(super) fn hear(
         &mut self,
         id: u64,
-        turn: &mut Turn,
+        turn: &mut ClientTurn,
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         // Ends: with the messages, or with the turn.
@@ -233,8 +233,8 @@ impl Clients {
             touched.new.push(page);
         }
         match self.put(id, page.unwrap_or_default(), address, told)? {
-            Some(Served::Later) => self.rest(id, address, short_since),
-            Some(Served::Absent(page)) => match short_since {
+            Some(FaultOutcome::Later) => self.rest(id, address, short_since),
+            Some(FaultOutcome::Absent(page)) => match short_since {
                 // It was read, and is not in the mirror.
                 Some(since) if since.elapsed() > PATIENCE => {
                     let handle = self.snapshot.file.handle();
@@ -244,7 +244,7 @@ impl Clients {
                 }
                 _ => self.read(id, page, short_since),
             },
-            Some(Served::Done(_)) | None => {}
+            Some(FaultOutcome::Done(_)) | None => {}
         }
         Ok(())
     }
@@ -256,11 +256,11 @@ impl Clients {
         page: u64,
         address: u64,
         told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<Option<Served>, ClientError> {
+    ) -> std::result::Result<Option<FaultOutcome>, ClientError> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
             Ok(served) => {
-                if let Served::Done(pages) = served {
+                if let FaultOutcome::Done(pages) = served {
                     client.gets_on();
                     self.stats.installed += pages;
                 }
@@ -294,12 +294,13 @@ impl Clients {
     fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
-            waiting.insert(Waiting { since: Instant::now(), short_since });
+            waiting.insert(WaitingPage { since: Instant::now(), short_since });
             self.stats.waited += 1;
             self.last_job += 1;
             let owner = client.owner;
             self.turns.change(owner, |it| it.reads += 1);
-            self.jobs.insert(self.last_job, Job { client: id, owner, what: Read::Fault(page) });
+            self.jobs
+                .insert(self.last_job, ReadJob { client: id, owner, what: ReadFor::Fault(page) });
             around::begin(client.file.handle(), page, self.snapshot.around(page));
             self.completions.read_at(&client.file, vec![0], page << PAGE_SHIFT, self.last_job);
         }
@@ -315,24 +316,24 @@ impl Clients {
             let hash_map::Entry::Occupied(mut job) = self.jobs.entry(completion.user_data) else {
                 continue;
             };
-            if let Read::Ahead(_, _, left) = &mut job.get_mut().what
+            if let ReadFor::Ahead(_, _, left) = &mut job.get_mut().what
                 && *left > 1
             {
                 *left -= 1;
                 continue;
             }
-            let Job { client: id, owner, what } = job.remove();
+            let ReadJob { client: id, owner, what } = job.remove();
             self.turns.change(owner, |it| match what {
-                Read::Fault(_) => it.reads = it.reads.saturating_sub(1),
-                Read::Ahead(..) => it.ahead -= 1,
+                ReadFor::Fault(_) => it.reads = it.reads.saturating_sub(1),
+                ReadFor::Ahead(..) => it.ahead -= 1,
             });
             let Some(client) = self.clients.get_mut(&id) else {
-                self.of_nobody -= usize::from(matches!(what, Read::Fault(_)));
+                self.of_nobody -= usize::from(matches!(what, ReadFor::Fault(_)));
                 continue; // it has left
             };
             let came = match what {
-                Read::Fault(page) => Came::Page(page),
-                Read::Ahead(plan, pieces, _) => Came::Ahead(plan, pieces),
+                ReadFor::Fault(page) => Came::Page(page),
+                ReadFor::Ahead(plan, pieces, _) => Came::Ahead(plan, pieces),
             };
             client.came.push_back((came, result.map(drop)));
             if !std::mem::replace(&mut client.is_ready, true) {
@@ -350,7 +351,7 @@ impl Clients {
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let short_since = client.waiting.remove(&page).and_then(Waiting::short_since);
+        let short_since = client.waiting.remove(&page).and_then(WaitingPage::short_since);
         let handle = self.snapshot.file.handle();
         if let Err(cause) = result.and_then(|()| handle.check_page(page)) {
             self.fail(id, page, cause, told);
@@ -359,8 +360,8 @@ impl Clients {
         // Unmapped meanwhile: nobody waits.
         let Some(address) = client.address_of(page) else { return Ok(()) };
         match self.put(id, page, address, told)? {
-            Some(Served::Done(_)) => self.keep(page),
-            Some(Served::Absent(_) | Served::Later) => {
+            Some(FaultOutcome::Done(_)) => self.keep(page),
+            Some(FaultOutcome::Absent(_) | FaultOutcome::Later) => {
                 let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
                 self.rest(id, address, Some(kept.unwrap_or_else(Instant::now)));
             }
@@ -383,7 +384,7 @@ impl Clients {
     fn try_again(
         &mut self,
         id: u64,
-        turn: &mut Turn,
+        turn: &mut ClientTurn,
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         // Ends: with the turn; each rests anew, or is none any more.
@@ -454,9 +455,9 @@ impl Clients {
                 ahead.reads += 1;
             }
             self.last_job += 1;
-            let what = Read::Ahead(plan, pieces, wanted.len());
+            let what = ReadFor::Ahead(plan, pieces, wanted.len());
             self.turns.change(owner, |it| it.ahead += 1);
-            self.jobs.insert(self.last_job, Job { client: id, owner, what });
+            self.jobs.insert(self.last_job, ReadJob { client: id, owner, what });
             // By the file's common handle, so that the client's has the order of its faults alone.
             let file = &self.snapshot.file;
             let _ = many::prefetch(file.handle(), &wanted); // else each is read by itself
@@ -479,9 +480,9 @@ impl Clients {
             let wanted = run[0]..run[run.len() - 1] + 1;
             for &page in run {
                 match client.serve_ahead(&mut self.snapshot, page, &wanted) {
-                    Ok(Served::Done(pages)) => self.stats.installed_ahead += pages,
-                    Ok(Served::Absent(page)) => absent.push(page),
-                    Ok(Served::Later) | Err(ClientError::Cache(_)) => {}
+                    Ok(FaultOutcome::Done(pages)) => self.stats.installed_ahead += pages,
+                    Ok(FaultOutcome::Absent(page)) => absent.push(page),
+                    Ok(FaultOutcome::Later) | Err(ClientError::Cache(_)) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -517,7 +518,7 @@ impl Clients {
     pub(super) fn pieces_came(
         &mut self,
         id: u64,
-        plan: &Arc<Plan>,
+        plan: &Arc<AheadPlan>,
         pieces: Range<usize>,
     ) -> std::result::Result<(), ClientError> {
         let ahead = self.clients.get_mut(&id).and_then(|client| client.ahead.as_mut());

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::pages::{Block, Pages};
+use super::pages::{Block, PageSet};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::file::File;
@@ -20,15 +20,15 @@ pub(super) struct Snapshot {
     pub(super) file: Arc<File>,
     pub(super) pages: u64,
     /// Those that are zeros, as far as that is known.
-    zeros: Pages,
+    zeros: PageSet,
     /// Those of which it is known whether they are.
-    known: Pages,
+    known: PageSet,
 }
 
 /// Adjacent pages that are in the mirror, as long as this is there: it has references to all of
 /// their folios, so eviction takes none of them away.
 #[derive(Debug)]
-pub(super) struct Run<'a> {
+pub(super) struct PresentRun<'a> {
     pub(super) pages: Range<u64>,
     held: Vec<Held<'a>>,
 }
@@ -100,10 +100,10 @@ impl Snapshot {
         handle: &'a Handle,
         page: u64,
         bounds: &Range<u64>,
-        installed: &Pages,
-    ) -> Result<Option<Run<'a>>> {
+        installed: &PageSet,
+    ) -> Result<Option<PresentRun<'a>>> {
         let Look::There(held) = lend::look_now(handle, page)? else { return Ok(None) };
-        let mut run = Run { pages: page..page + 1, held: Vec::new() };
+        let mut run = PresentRun { pages: page..page + 1, held: Vec::new() };
         if self.learn(handle, &held, page) {
             run.held.push(held);
             return Ok(Some(run));

@@ -73,23 +73,23 @@ impl Owner {
 
 /// The clients that have something to do, and the owners of all.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct ClientTurns {
     ready: VecDeque<u64>,
     owners: HashMap<u64, Owner>,
 }
 
 /// A turn that is going on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn {
+pub(super) struct ClientTurn {
     begin: Instant,
     messages: usize,
     /// How often the thread had slept before.
     slept: i64,
 }
 
-impl Turn {
+impl ClientTurn {
     pub(super) fn begin() -> Self {
-        Turn { begin: Instant::now(), messages: 0, slept: times_slept() }
+        ClientTurn { begin: Instant::now(), messages: 0, slept: times_slept() }
     }
 
     /// Messages were heard.
@@ -109,7 +109,7 @@ impl Turn {
     }
 }
 
-impl Turns {
+impl ClientTurns {
     /// An owner has a client more.
     pub(super) fn come(&mut self, owner: u64) {
         self.owners.entry(owner).or_default().clients += 1;
@@ -175,7 +175,7 @@ impl Turns {
     }
 
     /// A turn has ended. Whether the loop goes on.
-    pub(super) fn end(&mut self, owner: u64, turn: Turn, loop_began: Instant) -> bool {
+    pub(super) fn end(&mut self, owner: u64, turn: ClientTurn, loop_began: Instant) -> bool {
         let took = turn.begin.elapsed();
         let has_slept = took > BLOCKED && times_slept() > turn.slept;
         // All clients of the owner may have left in this turn.
@@ -204,17 +204,17 @@ mod tests {
 
     #[test]
     fn who_makes_the_thread_sleep_rests_and_who_is_slow_does_not() {
-        let mut turns = Turns::default();
+        let mut turns = ClientTurns::default();
         turns.come(1);
         turns.come(2);
         turns.begin_round();
-        let turn = Turn::begin();
+        let turn = ClientTurn::begin();
         while turn.begin.elapsed() < 2 * BLOCKED {}
         // Not asleep; but another process may have made this thread wait for a lock of the system.
         turns.end(1, turn, Instant::now());
         assert!(!turns.has_turn(1), "its slice is used up");
         turns.begin_round();
-        let turn = Turn::begin();
+        let turn = ClientTurn::begin();
         std::thread::sleep(2 * BLOCKED);
         turns.end(2, turn, Instant::now());
         assert!(!turns.has_turn(2) && turns.rests_until(2).is_some());
@@ -231,10 +231,10 @@ mod tests {
 
     #[test]
     fn nobody_rests_with_the_mutant() {
-        let mut turns = Turns::default();
+        let mut turns = ClientTurns::default();
         turns.come(1);
         turns.come(2);
-        let turn = Turn::begin();
+        let turn = ClientTurn::begin();
         std::thread::sleep(2 * BLOCKED);
         mutant::with(Some(Mutant::NobodyRests), || turns.end(2, turn, Instant::now()));
         assert!(turns.rests_until(2).is_none(), "the mutant does nothing");
@@ -244,14 +244,14 @@ mod tests {
     fn who_is_slow_does_not_rest_for_who_slept_before() {
         // Ends: with a turn in which nothing makes this thread wait.
         let turns = loop {
-            let mut turns = Turns::default();
+            let mut turns = ClientTurns::default();
             turns.come(1);
             turns.come(2);
             turns.begin_round();
-            let turn = Turn::begin();
+            let turn = ClientTurn::begin();
             std::thread::sleep(Duration::from_nanos(1));
             turns.end(1, turn, Instant::now());
-            let turn = Turn::begin();
+            let turn = ClientTurn::begin();
             let slept = times_slept();
             while turn.begin.elapsed() < 2 * BLOCKED {}
             turns.end(2, turn, Instant::now());

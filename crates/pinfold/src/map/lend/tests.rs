@@ -521,7 +521,8 @@ fn ready_where_many_wait() -> Result<bool> {
     while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
     let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
     let read = fill::get(handle, 0, PAGE_BYTES)?;
-    let is_ready = now(ready(handle, 0, read, &mut Waits::default(), Waiter::Thread))?.is_some();
+    let is_ready =
+        now(ready(handle, 0, read, &mut AccessWaits::default(), Waiter::Thread))?.is_some();
     let at_most = if mutant::on(Mutant::AllWaitWithFolios) { 99 } else { 4096 / 16 / 16 };
     assert_eq!(others.len(), at_most);
     Ok(is_ready)

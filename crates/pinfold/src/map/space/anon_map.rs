@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, slice};
 
-use super::anon::{Area, HeldRange, Order, Origin, Part, Protection, pages_of};
-use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
+use super::anon::{AccessOrder, Area, CopyPart, HeldRange, Origin, Protection, pages_of};
+use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::read;
-use super::vma::{Access, Mapped, Vma, begin, end};
+use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::swap::pages::Pages;
+use crate::mapped::swap::pages::PageStates;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::mapping::OwnMemory;
 use crate::source::Hint;
@@ -67,9 +67,9 @@ use crate::source::Hint;
 ///   error**.
 /// - A child of fork(2) does not have it.
 pub struct AnonMap {
-    target: Arc<Target>,
+    target: Arc<MapTarget>,
     area: Arc<Area>,
-    vma: &'static Vma<Arc<Target>>,
+    vma: &'static Vma<Arc<MapTarget>>,
     number: u32,
 }
 
@@ -131,9 +131,9 @@ impl AnonMap {
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
         let no_memory = |_| refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
-        let states = Pages::new(area.pages()).map_err(no_memory)?;
+        let states = PageStates::new(area.pages()).map_err(no_memory)?;
         file.handle().mapping.make_own(states, memory);
-        let target = Arc::new(Target::new(file, Some(area.clone()), space.clone()));
+        let target = Arc::new(MapTarget::new(file, Some(area.clone()), space.clone()));
         let (number, vma) = RECORDS.claim().ok_or_else(|| refused("map", no_record()))?;
         let addresses = area.addresses(&(0..area.pages()));
         let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
@@ -216,7 +216,7 @@ impl AnonMap {
         let mut copy = [0; PAGE_BYTES];
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
-            self.area.copy(self.target.file.handle(), page, Part::Load(part.start, copy))?;
+            self.area.copy(self.target.file.handle(), page, CopyPart::Load(part.start, copy))?;
             // Without a lock, as its own memory may be a map's.
             buf[at..at + copy.len()].copy_from_slice(copy);
             Ok(())
@@ -235,7 +235,7 @@ impl AnonMap {
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
             copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
-            self.area.copy(self.target.file.handle(), page, Part::Store(part.start, copy))
+            self.area.copy(self.target.file.handle(), page, CopyPart::Store(part.start, copy))
         })
     }
 
@@ -289,8 +289,10 @@ impl AnonMap {
         let handle = self.target.file.handle();
         self.check("advise on", &range)?;
         match hint {
-            Hint::Sequential => self.area.order.store(Order::Sequential as u8, Ordering::Relaxed),
-            Hint::Random => self.area.order.store(Order::Random as u8, Ordering::Relaxed),
+            Hint::Sequential => {
+                self.area.order.store(AccessOrder::Sequential as u8, Ordering::Relaxed)
+            }
+            Hint::Random => self.area.order.store(AccessOrder::Random as u8, Ordering::Relaxed),
             Hint::WillNeed => {
                 let pages = pages_of(&range);
                 let share = u64::from(handle.core.frames.frames() / 4);
@@ -298,8 +300,8 @@ impl AnonMap {
                     if range.is_empty() {
                         break;
                     }
-                    if !self.area.look(handle, page, Access::Load)? {
-                        now(self.area.bring(handle, page, Access::Load, Waiter::Thread))?;
+                    if !self.area.look(handle, page, FaultAccess::Load)? {
+                        now(self.area.bring(handle, page, FaultAccess::Load, Waiter::Thread))?;
                     }
                 }
             }
@@ -446,7 +448,7 @@ fn each_page(
 #[cfg(all(test, not(any(loom, shuttle))))]
 impl AnonMap {
     /// The state of a page.
-    pub(super) fn state(&self, page: u64) -> crate::mapped::swap::pages::State {
+    pub(super) fn state(&self, page: u64) -> crate::mapped::swap::pages::PageState {
         let mut changing = self.target.file.handle().mapping.change();
         changing.own().expect("own memory has states").get(page)
     }

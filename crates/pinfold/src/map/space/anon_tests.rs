@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::mutant::{self, Mutant};
-use crate::mapped::swap::pages::State;
+use crate::mapped::swap::pages::PageState;
 use crate::source::{Memory, Source, in_a_source};
 use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Protection, Space, SpaceOptions};
 
@@ -32,7 +32,7 @@ fn store(map: &AnonMap, at: usize, value: u64) {
     word(map, at).store(value, Ordering::Relaxed);
 }
 
-fn state(map: &AnonMap, page: u64) -> State {
+fn state(map: &AnonMap, page: u64) -> PageState {
     map.state(page)
 }
 
@@ -45,17 +45,17 @@ fn a_page_goes_to_the_swap_and_comes_back() {
         store(&map, page * PAGE, value);
     }
     assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
-    assert!(matches!(state(&map, 5), State::Swapped(_)));
+    assert!(matches!(state(&map, 5), PageState::Swapped(_)));
     let stats = cache.swap_stats().unwrap();
     assert_eq!((stats.pages_written, stats.writes, stats.used_bytes), (3, 1, 3 * PAGE as u64));
     assert_eq!([5, 7, 8].map(|page| load(&map, page * PAGE)), [55, 77, 88]);
-    assert!(matches!(state(&map, 5), State::Swapped(_)), "it was only read");
+    assert!(matches!(state(&map, 5), PageState::Swapped(_)), "it was only read");
     // What is clean leaves without a write.
     assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
     assert_eq!(cache.swap_stats().unwrap().pages_written, 3);
     assert_eq!(load(&map, 5 * PAGE), 55);
     store(&map, 5 * PAGE, 56);
-    assert_eq!(state(&map, 5), State::Dirty);
+    assert_eq!(state(&map, 5), PageState::Dirty);
     assert_eq!(cache.swap_stats().unwrap().used_bytes, 2 * PAGE as u64, "its slot is free");
     assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
     store(&map, 5 * PAGE + 8, 57);
@@ -158,17 +158,17 @@ fn a_store_that_is_refused_makes_no_page_dirty() {
     map.protect(Protection::Read).unwrap();
     for round in 0..2 {
         assert!(matches!(map.write_at(&[1], 5 * PAGE).unwrap_err().kind(), ErrorKind::Own { .. }));
-        assert!(matches!(state(&map, 5), State::Swapped(_)), "round {round}");
+        assert!(matches!(state(&map, 5), PageState::Swapped(_)), "round {round}");
         assert_eq!(load(&map, 5 * PAGE), 55); // it is in memory in the second round
     }
     map.protect(Protection::ReadWrite).unwrap();
     assert_eq!(map.write_at(&[56], 5 * PAGE).unwrap(), 1);
-    assert_eq!((load(&map, 5 * PAGE), state(&map, 5)), (56, State::Dirty));
+    assert_eq!((load(&map, 5 * PAGE), state(&map, 5)), (56, PageState::Dirty));
 }
 
 /// What leaves memory by a page-out of three pages that are held, and the state of the second,
 /// which was written to the swap before.
-fn page_out_held() -> (usize, State) {
+fn page_out_held() -> (usize, PageState) {
     let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
     map.advise(0..4 * MIB, Hint::Random).unwrap();
     store(&map, 5 * PAGE, 55);
@@ -189,9 +189,9 @@ fn page_out_held() -> (usize, State) {
 
 #[test]
 fn what_is_held_stays_and_is_not_written() {
-    assert_eq!(page_out_held(), (0, State::Dirty));
+    assert_eq!(page_out_held(), (0, PageState::Dirty));
     let caught = mutant::with(Some(Mutant::PageOutHeld), page_out_held);
-    assert!(matches!(caught, (0, State::Swapped(_))), "{caught:?}");
+    assert!(matches!(caught, (0, PageState::Swapped(_))), "{caught:?}");
 }
 
 #[test]
@@ -226,12 +226,15 @@ fn stored_to_without_a_fault() -> [u64; 4] {
     assert_eq!(map.page_out(0..4 * MIB).unwrap(), 4 * PAGE);
     for page in 0..4 {
         assert_eq!(load(&map, page * PAGE), 1);
-        assert!(matches!(state(&map, page as u64), State::Swapped(_)));
+        assert!(matches!(state(&map, page as u64), PageState::Swapped(_)));
     }
     for page in [1, 3] {
         map.end_protection(page as u64);
         store(&map, page * PAGE, 2);
-        assert!(matches!(state(&map, page as u64), State::Swapped(_)), "the store made no fault");
+        assert!(
+            matches!(state(&map, page as u64), PageState::Swapped(_)),
+            "the store made no fault"
+        );
     }
     // One way to leave for what is clean alone, and the other.
     map.advise(0..2 * PAGE, Hint::DontNeed).unwrap();

@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use super::anon::{self, Area};
-use super::fault::{self, By, Fault, Shared};
-use super::handlers::{self, Handlers, Served};
-use super::index::Index;
+use super::fault::{self, Fault, ServedBy, SpaceShared};
+use super::handlers::{self, Handlers, ServedFault};
+use super::index::MapIndex;
 use super::stats::write;
-use super::vma::{self, Access, Table, Vma, Wanted};
+use super::vma::{self, FaultAccess, RecordTable, Vma, Wanted};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Mutex, RwLockWriteGuard};
 use crate::cache::Cache;
@@ -24,8 +24,8 @@ use crate::mapped::task::{Rests, Waiter, now};
 use crate::mapped::uffd::Uffd;
 
 /// The records and the index of all spaces of the process.
-pub(super) static RECORDS: Table<Arc<Target>> = Table::new();
-pub(super) static INDEX: Index = Index::new();
+pub(super) static RECORDS: RecordTable<Arc<MapTarget>> = RecordTable::new();
+pub(super) static INDEX: MapIndex = MapIndex::new();
 
 /// The error that there is no record for one more map.
 pub(super) fn no_record() -> io::Error {
@@ -38,27 +38,27 @@ pub(super) fn not_indexed() -> io::Error {
 }
 
 /// The record of the map that has `address`, or had it a moment ago.
-fn find(address: usize) -> Option<&'static Vma<Arc<Target>>> {
+fn find(address: usize) -> Option<&'static Vma<Arc<MapTarget>>> {
     RECORDS.get(INDEX.find(address)?)
 }
 
 /// Serves a fault at `address`, of which a signal tells.
-pub(super) fn serve_signal(address: usize, access: Access) -> Fault {
-    now(fault::serve_access(address, By::Signal, access, Waiter::Thread, find))
+pub(super) fn serve_signal(address: usize, access: FaultAccess) -> Fault {
+    now(fault::serve_access(address, ServedBy::Signal, access, Waiter::Thread, find))
 }
 
 /// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
-pub(super) fn serve_message(address: usize, access: Access, rests: Rc<Rests>) -> Served {
-    Served::by(async move {
+pub(super) fn serve_message(address: usize, access: FaultAccess, rests: Rc<Rests>) -> ServedFault {
+    ServedFault::by(async move {
         let blocks = mutant::on(Mutant::HandlerBlocks);
         let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
-        fault::serve_access(address, By::Message, access, waiter, find).await
+        fault::serve_access(address, ServedBy::Message, access, waiter, find).await
     })
 }
 
 /// The file behind a map, and its space.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct MapTarget {
     pub(super) file: File,
     /// The program's own memory, which then `file` is.
     pub(super) own: Option<Arc<Area>>,
@@ -67,9 +67,9 @@ pub(super) struct Target {
     last_failure: Mutex<Option<Error>>,
 }
 
-impl Target {
+impl MapTarget {
     pub(super) fn new(file: File, own: Option<Arc<Area>>, space: Arc<SpaceCore>) -> Self {
-        Target { file, own, space, last_failure: Mutex::new(None) }
+        MapTarget { file, own, space, last_failure: Mutex::new(None) }
     }
 
     pub(super) fn last_failure(&self) -> Option<Error> {
@@ -103,11 +103,11 @@ impl Target {
     }
 }
 
-impl fault::Target for Arc<Target> {
+impl fault::Target for Arc<MapTarget> {
     /// `None` of own memory, which keeps it by itself for a while.
     type Brought<'a> = Option<Brought<'a>>;
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &SpaceShared {
         &self.space.shared
     }
 
@@ -146,7 +146,7 @@ impl fault::Target for Arc<Target> {
         *self.space.last_failure.lock() = Some(why.clone());
         *self.last_failure.lock() = Some(why);
         // A thread that faults by itself goes on with the signal.
-        if self.space.shared.by == By::Message && !mutant::on(Mutant::PoisonUnlocked) {
+        if self.space.shared.by == ServedBy::Message && !mutant::on(Mutant::PoisonUnlocked) {
             handlers::poison(&self.space.uffd, address);
         }
     }
@@ -155,7 +155,7 @@ impl fault::Target for Arc<Target> {
 /// What a space and its maps share.
 #[derive(Debug)]
 pub(super) struct SpaceCore {
-    pub(super) shared: Shared,
+    pub(super) shared: SpaceShared,
     /// Of the last access to any of its maps that failed.
     pub(super) last_failure: Mutex<Option<Error>>,
     pub(super) uffd: Arc<Uffd>,

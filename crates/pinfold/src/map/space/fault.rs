@@ -35,8 +35,8 @@
 //! [`RETRIES_MAX`] times the access is repeated all the same: it is a new fault then, which may be
 //! served by a thread that had better luck.
 
-use super::stats::{Counters, read};
-use super::vma::{Access, Vma, Wanted};
+use super::stats::{SpaceCounters, read};
+use super::vma::{FaultAccess, Vma, Wanted};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::RETRIES_MAX;
 use crate::base::sync::{RwLock, between_steps};
@@ -68,7 +68,7 @@ pub enum FaultIo {
 
 /// Who serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum ServedBy {
     /// The thread that faults, which got a signal.
     Signal,
     /// A task of a thread of the space, which got a message.
@@ -77,18 +77,18 @@ pub(crate) enum By {
 
 /// What all maps of a space share, as far as faults are concerned.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SpaceShared {
     pub(crate) lock: FaultLock,
     pub(crate) io: FaultIo,
-    pub(crate) by: By,
+    pub(crate) by: ServedBy,
     /// Taken for writing to change which maps there are.
     pub(crate) layout: RwLock<()>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: SpaceCounters,
 }
 
-impl Shared {
-    pub(crate) fn new(lock: FaultLock, io: FaultIo, by: By) -> Self {
-        Shared { lock, io, by, layout: RwLock::new(()), counters: Counters::default() }
+impl SpaceShared {
+    pub(crate) fn new(lock: FaultLock, io: FaultIo, by: ServedBy) -> Self {
+        SpaceShared { lock, io, by, layout: RwLock::new(()), counters: SpaceCounters::default() }
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) trait Target: Clone {
         Self: 'a;
 
     /// What all maps of its space share.
-    fn shared(&self) -> &Shared;
+    fn shared(&self) -> &SpaceShared;
 
     /// Whether the page is where the kernel can map it; puts it there if it is cached. Reads
     /// nothing. The map's lock is held.
@@ -140,10 +140,10 @@ pub(crate) enum Fault {
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) fn serve<'v, T: Target + 'v>(
     address: usize,
-    by: By,
+    by: ServedBy,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
-    now(serve_access(address, by, Access::Load, Waiter::Thread, find))
+    now(serve_access(address, by, FaultAccess::Load, Waiter::Thread, find))
 }
 
 /// Serves an access at `address`, whose record `find` gives.
@@ -152,23 +152,23 @@ pub(crate) fn serve<'v, T: Target + 'v>(
 /// the access would be the same again, whatever is brought.
 pub(crate) async fn serve_access<'v, T: Target + 'v>(
     address: usize,
-    by: By,
-    access: Access,
+    by: ServedBy,
+    access: FaultAccess,
     waiter: Waiter<'_>,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     let Some(vma) = find(address) else { return Fault::Elsewhere };
     between_steps();
     match together(|| first_look(vma, address, by, access, waiter)) {
-        First::Ended(fault) => fault,
-        First::Absent(share, wanted, generation) => {
+        FirstLook::Ended(fault) => fault,
+        FirstLook::Absent(share, wanted, generation) => {
             retry(vma, &share, generation, &wanted, address, waiter).await
         }
     }
 }
 
 /// What a fault finds when it looks for the first time.
-enum First<T> {
+enum FirstLook<T> {
     Ended(Fault),
     /// The page is absent; the map's lock was let go of.
     Absent(T, Wanted, u64),
@@ -178,16 +178,18 @@ enum First<T> {
 fn first_look<T: Target>(
     vma: &Vma<T>,
     address: usize,
-    by: By,
-    access: Access,
+    by: ServedBy,
+    access: FaultAccess,
     waiter: Waiter<'_>,
-) -> First<T> {
+) -> FirstLook<T> {
     let (body, waited) = vma.read();
-    let Some((target, wanted)) = body.at(address) else { return First::Ended(Fault::Elsewhere) };
+    let Some((target, wanted)) = body.at(address) else {
+        return FirstLook::Ended(Fault::Elsewhere);
+    };
     let wanted = Wanted { access, ..wanted };
     let shared = target.shared();
     if by != shared.by {
-        return First::Ended(Fault::Elsewhere);
+        return FirstLook::Ended(Fault::Elsewhere);
     }
     shared.counters.faults.add(1);
     shared.counters.map_readers.note(waited);
@@ -201,11 +203,11 @@ fn first_look<T: Target>(
             shared.counters.absent.add(1);
             match (shared.io, shared.lock) {
                 (FaultIo::Hold, FaultLock::Vma) => hold(target, &wanted),
-                _ => return First::Absent(target.clone(), wanted, body.generation),
+                _ => return FirstLook::Absent(target.clone(), wanted, body.generation),
             }
         }
     };
-    First::Ended(ended(target, address, served))
+    FirstLook::Ended(ended(target, address, served))
 }
 
 /// Brings a page under the lock under which it was absent.

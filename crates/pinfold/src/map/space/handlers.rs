@@ -24,7 +24,7 @@ use std::task::{Context, Poll};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::fault::Fault;
-use super::vma::Access;
+use super::vma::FaultAccess;
 use crate::access::futures::{Ready, Set};
 use crate::base::guarded::guarded;
 use crate::base::mutant::{self, Mutant};
@@ -36,10 +36,10 @@ use crate::mapped::uffd::Uffd;
 
 /// A fault that is served. If that panics, which is a mistake of this crate's, who waits for the
 /// page gets an error, and all others are served.
-pub(super) struct Served(Pin<Box<dyn Future<Output = Fault>>>);
+pub(super) struct ServedFault(Pin<Box<dyn Future<Output = Fault>>>);
 
 /// What serves a fault at an address, as a task of the thread with these timers.
-type Serve = fn(usize, Access, Rc<Rests>) -> Served;
+type Serve = fn(usize, FaultAccess, Rc<Rests>) -> ServedFault;
 
 /// The most tasks of a thread.
 const TASKS_MAX: usize = 1024;
@@ -77,21 +77,21 @@ impl Handlers {
     }
 }
 
-impl Served {
+impl ServedFault {
     pub(super) fn by(task: impl Future<Output = Fault> + 'static) -> Self {
-        Served(Box::pin(task))
+        ServedFault(Box::pin(task))
     }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-impl Served {
+impl ServedFault {
     /// What it takes while it waits.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 }
 
-impl Future for Served {
+impl Future for ServedFault {
     type Output = Fault;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Fault> {
@@ -118,7 +118,7 @@ impl Drop for Handlers {
 
 /// Serves faults until it is told to stop. By then there is no task: each that waits has a share of
 /// the space.
-fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, Served>, serve: Serve) {
+fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: Serve) {
     let rests = Rc::new(Rests::default());
     // Ends: the space's end makes `stop` readable.
     loop {
@@ -146,7 +146,7 @@ fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, Served>, serve: Serve)
         for _ in 0..if has_messages { MESSAGES_MAX } else { 0 } {
             // Another thread may have taken the message.
             let Ok(Some((address, stores))) = uffd.next() else { break };
-            let access = if stores { Access::Store } else { Access::Load };
+            let access = if stores { FaultAccess::Store } else { FaultAccess::Load };
             let address = address & !(PAGE_BYTES - 1);
             let task = Box::pin(serve(address, access, rests.clone()));
             if let Some((address, fault)) = tasks.begin(address, task) {

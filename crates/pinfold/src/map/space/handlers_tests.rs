@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::core::serve_message;
 use super::fault::Fault;
-use super::handlers::{self, Served};
-use super::vma::Access;
+use super::handlers::{self, ServedFault};
+use super::vma::FaultAccess;
 use crate::access::futures::{Ready, Set};
 use crate::base::mutant::{self, Mutant};
 use crate::mapped::task::Rests;
@@ -99,7 +99,7 @@ impl Source for Gated {
 
 /// The tasks of a handler thread, which the test is.
 struct Tasks {
-    set: Set<usize, Served>,
+    set: Set<usize, ServedFault>,
     rests: Rc<Rests>,
 }
 
@@ -109,7 +109,7 @@ impl Tasks {
     }
 
     /// A fault; its end, if that comes at once.
-    fn begin(&mut self, address: *const u8, access: Access) -> Option<Fault> {
+    fn begin(&mut self, address: *const u8, access: FaultAccess) -> Option<Fault> {
         let address = address.addr();
         let task = serve_message(address, access, self.rests.clone());
         self.set.begin(address, Box::pin(task)).map(|(_, fault)| fault)
@@ -189,11 +189,11 @@ fn others_are_served_beside_a_read(mutant: Option<Mutant>) -> bool {
     let (hangs, other) = (at(300), at(700));
     let passed = passes(mutant, &source.read, |reached| {
         let mut tasks = Tasks::new();
-        let begun = tasks.begin(std::ptr::without_provenance(hangs), Access::Load);
+        let begun = tasks.begin(std::ptr::without_provenance(hangs), FaultAccess::Load);
         if begun.is_none() {
             source.read.wait_for_one();
         }
-        let ended = tasks.begin(std::ptr::without_provenance(other), Access::Load);
+        let ended = tasks.begin(std::ptr::without_provenance(other), FaultAccess::Load);
         let other = std::ptr::without_provenance(other);
         assert_eq!(ended.unwrap_or_else(|| tasks.end(other)), Fault::Served);
         reached();
@@ -216,15 +216,15 @@ fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
     let passed = passes(mutant, &swap.read, |reached| {
         let hangs = std::ptr::without_provenance(hangs);
         let mut tasks = Tasks::new();
-        let begun = tasks.begin(hangs, Access::Load);
+        let begun = tasks.begin(hangs, FaultAccess::Load);
         if begun.is_none() {
             swap.read.wait_for_one();
         }
-        let other = tasks.begin(std::ptr::without_provenance(other), Access::Store);
+        let other = tasks.begin(std::ptr::without_provenance(other), FaultAccess::Store);
         assert_eq!(other, Some(Fault::Served));
         // One more that waits for the same page.
         if begun.is_none() {
-            assert_eq!(tasks.begin(hangs.wrapping_add(8), Access::Load), None);
+            assert_eq!(tasks.begin(hangs.wrapping_add(8), FaultAccess::Load), None);
         }
         reached();
         while begun.is_none() && tasks.set.len() > 0 {
@@ -253,7 +253,7 @@ fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
         let mut tasks = Tasks::new();
         let address = |page: usize| std::ptr::without_provenance(start + page * PAGE);
         let mut is_served = |page: &usize| {
-            let begun = tasks.begin(address(*page), Access::Store);
+            let begun = tasks.begin(address(*page), FaultAccess::Store);
             let served = begun.or_else(|| tasks.end_within(address(*page), RESTS)).is_some();
             if served {
                 store(address(*page));
@@ -293,10 +293,10 @@ fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
     let (swap, _cache, space, map) = paged_out();
     let address = map.as_ptr().wrapping_add(9 * PAGE);
     let mut tasks = Tasks::new();
-    assert_eq!(tasks.begin(address, Access::Load), None);
+    assert_eq!(tasks.begin(address, FaultAccess::Load), None);
     swap.read.wait_for_one();
     // It waits for the page of the other.
-    assert_eq!(tasks.begin(address, Access::Load), None);
+    assert_eq!(tasks.begin(address, FaultAccess::Load), None);
     drop(map);
     swap.read.set_closed(false);
     assert_eq!([tasks.end(address), tasks.end(address)], [Fault::Served, Fault::Served]);
@@ -337,7 +337,7 @@ fn is_read_after_a_late_answer(mutant: Option<Mutant>) -> bool {
     let address = map.as_ptr().wrapping_add(PAGE);
     let fault = mutant::with(mutant, || {
         let mut tasks = Tasks::new();
-        let begun = tasks.begin(address, Access::Load);
+        let begun = tasks.begin(address, FaultAccess::Load);
         begun.unwrap_or_else(|| tasks.end(address))
     });
     assert_eq!(fault, Fault::Failed);
@@ -370,7 +370,7 @@ fn a_message_is_not_about_a_map_of_a_space_without_handlers() {
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGE]))).unwrap();
     let space = Space::new(&cache, SpaceOptions::new()).unwrap();
     let map = space.map_file(&file, 0..PAGE as u64).unwrap();
-    assert_eq!(Tasks::new().begin(map.as_ptr(), Access::Load), Some(Fault::Elsewhere));
+    assert_eq!(Tasks::new().begin(map.as_ptr(), FaultAccess::Load), Some(Fault::Elsewhere));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_task_without_memory_fails_when_its_patience_is_over() {
     let mut tasks = Tasks::new();
     let mut all = 0..16 * MIB / PAGE;
     let mut fails = |page: usize| {
-        let begun = tasks.begin(address(page), Access::Store);
+        let begun = tasks.begin(address(page), FaultAccess::Store);
         let fails = begun.unwrap_or_else(|| tasks.end(address(page))) == Fault::Failed;
         if !fails {
             store(address(page));
@@ -441,7 +441,7 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
     let mut set = Set::of(Ready::new().unwrap());
     // A mistake that is made in one of its polls.
     let panics = |mut polls: u32| {
-        Box::pin(Served::by(std::future::poll_fn(move |context| {
+        Box::pin(ServedFault::by(std::future::poll_fn(move |context| {
             polls -= 1;
             assert!(polls > 0, "a mistake");
             context.waker().wake_by_ref();
@@ -450,7 +450,7 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
     };
     assert!(set.begin(1, panics(2)).is_none());
     assert!(set.begin(2, panics(1)) == Some((2, Fault::Broken)));
-    let served = Served::by(async { Fault::Served });
+    let served = ServedFault::by(async { Fault::Served });
     assert!(set.begin(3, Box::pin(served)) == Some((3, Fault::Served)));
     assert!(set.next() == Some((1, Fault::Broken)));
     assert!(set.next().is_none() && set.len() == 0);
@@ -459,7 +459,7 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
 /// What README says of faults that wait.
 #[test]
 fn a_fault_that_waits_takes_little_memory() {
-    let bytes = super::core::serve_message(0, Access::Load, std::rc::Rc::default()).bytes();
+    let bytes = super::core::serve_message(0, FaultAccess::Load, std::rc::Rc::default()).bytes();
     println!("a fault that waits for a handler thread takes {bytes} bytes");
     assert!(bytes <= 4096, "{bytes}");
 }

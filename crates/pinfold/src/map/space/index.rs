@@ -57,15 +57,15 @@ impl Leaf {
 /// The whole index.
 #[cfg(not(loom))]
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct MapIndex {
     leaves: [AtomicPtr<Leaf>; LEAVES],
 }
 
 #[cfg(not(loom))]
-impl Index {
+impl MapIndex {
     #[allow(clippy::large_stack_arrays, reason = "the process's, and tests' on the heap")]
     pub(crate) const fn new() -> Self {
-        Index { leaves: [const { AtomicPtr::new(std::ptr::null_mut()) }; LEAVES] }
+        MapIndex { leaves: [const { AtomicPtr::new(std::ptr::null_mut()) }; LEAVES] }
     }
 
     fn leaf(&self, granule: usize) -> Option<&Leaf> {
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_granule_leads_to_its_map_and_no_other_does() {
-        let index = Box::new(Index::new());
+        let index = Box::new(MapIndex::new());
         assert_eq!(index.find(usize::MAX), None);
         assert_eq!(index.find(0), None);
         // Across two leaves.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::anon_map::AnonMap;
 use super::core::{self, SpaceCore};
-use super::fault::{By, FaultIo, FaultLock, Shared};
+use super::fault::{FaultIo, FaultLock, ServedBy, SpaceShared};
 use super::handlers::Handlers;
 use super::map::{self, Map, check_own};
 use super::signal;
@@ -149,7 +149,7 @@ impl RefUnwindSafe for Space {}
 impl std::fmt::Debug for Space {
     /// One line; [`Space::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Shared { lock, io, .. } = &self.core.shared;
+        let SpaceShared { lock, io, .. } = &self.core.shared;
         f.debug_struct("Space").field("lock", lock).field("io", io).finish_non_exhaustive()
     }
 }
@@ -178,8 +178,8 @@ impl Space {
             }
             n => Some(Handlers::start(n, &uffd, core::serve_message)?),
         };
-        let by = if handlers.is_none() { By::Signal } else { By::Message };
-        let shared = Shared::new(lock, io, by);
+        let by = if handlers.is_none() { ServedBy::Signal } else { ServedBy::Message };
+        let shared = SpaceShared::new(lock, io, by);
         let (cache, last_failure) = (cache.clone(), Mutex::new(None));
         let proc = std::sync::OnceLock::new();
         let core = SpaceCore { shared, last_failure, uffd, proc, handlers, cache, _mapper: mapper };

@@ -37,7 +37,7 @@ use std::{io, slice};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
+use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::held::{HeldBytes, Holds};
 use super::reservation::Reservation;
 use super::vma::{Mapped, Vma, begin, end};
@@ -72,8 +72,8 @@ use crate::source::Hint;
 /// guard has, also after [`File::invalidate`](crate::File::invalidate). So it does while another
 /// thread is just reading the page.
 pub struct Map {
-    target: Arc<Target>,
-    vma: &'static Vma<Arc<Target>>,
+    target: Arc<MapTarget>,
+    vma: &'static Vma<Arc<MapTarget>>,
     number: u32,
     reservation: Reservation,
     /// Of the file.
@@ -109,7 +109,7 @@ impl Map {
         let path = || file.handle().mapping.path.clone();
         let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
         let may_map = mirror.map().ok_or_else(served)?;
-        let target = Arc::new(Target::new(file.clone(), None, space.clone()));
+        let target = Arc::new(MapTarget::new(file.clone(), None, space.clone()));
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
@@ -449,7 +449,7 @@ impl Map {
     }
 
     /// Changes the record, while no fault reads it.
-    fn change<R>(&self, change: impl FnOnce(&mut Option<Mapped<Arc<Target>>>) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut Option<Mapped<Arc<MapTarget>>>) -> R) -> R {
         self.vma.change(&self.target.space.shared.counters.map_writers, change)
     }
 

@@ -41,7 +41,7 @@ use std::{io, mem, ptr};
 use super::core;
 use super::fault::Fault;
 use super::stacks::on_own_stack;
-use super::vma::Access;
+use super::vma::FaultAccess;
 use crate::base::guarded::guarded;
 
 /// `BUS_ADRERR`: there is no such address behind the access.
@@ -154,7 +154,7 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
 }
 
 /// Whether the access to `address` can be repeated. `alternate` is the thread's alternate stack.
-fn serves(address: usize, access: Access, alternate: &libc::stack_t) -> bool {
+fn serves(address: usize, access: FaultAccess, alternate: &libc::stack_t) -> bool {
     // A panic, which is a mistake of this crate's, is an access that fails.
     let serve = || guarded("a fault", || Ok(core::serve_signal(address, access)));
     matches!(on_own_stack(alternate, serve), Ok(Fault::Served))
@@ -165,7 +165,7 @@ fn serves(address: usize, access: Access, alternate: &libc::stack_t) -> bool {
 ///
 /// # Safety
 /// `context` is what the kernel gave the handler.
-unsafe fn access(context: *const c_void) -> Access {
+unsafe fn access(context: *const c_void) -> FaultAccess {
     // SAFETY: the caller's promise: it points to such a struct.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     #[cfg(target_arch = "x86_64")]
@@ -173,12 +173,12 @@ unsafe fn access(context: *const c_void) -> Access {
         /// The bit of a page fault's error code that says that it was a write.
         const WRITE: i64 = 1 << 1;
         let code = context.uc_mcontext.gregs[libc::REG_ERR as usize];
-        if code & WRITE == 0 { Access::Load } else { Access::Store }
+        if code & WRITE == 0 { FaultAccess::Load } else { FaultAccess::Store }
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = context;
-        Access::Store
+        FaultAccess::Store
     }
 }
 

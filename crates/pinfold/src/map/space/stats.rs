@@ -59,7 +59,7 @@ pub struct LockWaits {
 
 /// The counters of a space.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct SpaceCounters {
     pub(crate) faults: Counter,
     pub(crate) there: Counter,
     pub(crate) absent: Counter,
@@ -68,13 +68,13 @@ pub(crate) struct Counters {
     pub(crate) retry_space_lock: Counter,
     pub(crate) changed: Counter,
     pub(crate) failed: Counter,
-    pub(crate) map_readers: Waits,
-    pub(crate) map_writers: Waits,
-    pub(crate) space_readers: Waits,
-    pub(crate) space_writers: Waits,
+    pub(crate) map_readers: WaitCounts,
+    pub(crate) map_writers: WaitCounts,
+    pub(crate) space_readers: WaitCounts,
+    pub(crate) space_writers: WaitCounts,
 }
 
-impl Counters {
+impl SpaceCounters {
     pub(crate) fn report(&self) -> SpaceStats {
         SpaceStats {
             faults: self.faults.get(),
@@ -110,7 +110,7 @@ impl Counter {
 /// One kind of lock, taken in one way.
 #[derive(Debug, Default)]
 #[repr(align(128))] // threads that take different kinds do not share a line
-pub(crate) struct Waits {
+pub(crate) struct WaitCounts {
     acquired: Counter,
     wait_ns: Counter,
     by_decade: [Counter; WAIT_DECADES],
@@ -120,7 +120,7 @@ pub(crate) struct Waits {
 #[must_use = "a wait is counted"]
 pub(crate) struct Waited(Option<Duration>);
 
-impl Waits {
+impl WaitCounts {
     pub(crate) fn note(&self, Waited(waited): Waited) {
         self.acquired.add(1);
         if let Some(waited) = waited {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn waits_are_counted_by_their_decade() {
-        let waits = Waits::default();
+        let waits = WaitCounts::default();
         for micros in [0, 1, 9, 10, 99_999, 999_999, 1_000_000, 1 << 40] {
             waits.note(Waited(Some(Duration::from_micros(micros))));
         }

@@ -8,8 +8,8 @@
 //!
 //! | state | `taken` | the body | how it goes on |
 //! |---|---|---|---|
-//! | free | 0 | nothing is mapped | [`Table::claim`]: claimed |
-//! | claimed | 1 | nothing is mapped; one thread has the record | [`Vma::change`] with a map: mapped; [`Table::release`]: free |
+//! | free | 0 | nothing is mapped | [`RecordTable::claim`]: claimed |
+//! | claimed | 1 | nothing is mapped; one thread has the record | [`Vma::change`] with a map: mapped; [`RecordTable::release`]: free |
 //! | mapped | 1 | an address range, and the file behind it | [`Vma::change`] with a map: mapped, a further generation; with none: claimed |
 //!
 //! The body is behind a lock: faults read under it, and whoever changes the map writes under it.
@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use super::stats::{Waited, Waits, read, write};
+use super::stats::{WaitCounts, Waited, read, write};
 use crate::base::mutant::{self, Mutant};
 #[cfg(not(loom))]
 use crate::base::sync::{AtomicPtr, AtomicU32, Ordering};
@@ -48,7 +48,7 @@ impl<T> Mapped<T> {
 
 /// What an access does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum FaultAccess {
     /// It loads, or it is not known to store.
     Load,
     Store,
@@ -58,7 +58,7 @@ pub(crate) enum Access {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) page: u64,
-    pub(crate) access: Access,
+    pub(crate) access: FaultAccess,
     /// The address of the map's first page, and the pages of the file that it has. They hold as
     /// long as the map's lock is held, or was taken again in the same generation.
     pub(crate) start: usize,
@@ -79,7 +79,7 @@ impl<T> Body<T> {
         let pages = (mapped.addresses.len() / crate::frames::PAGE_BYTES) as u64;
         let pages = mapped.first_page..mapped.first_page + pages;
         let (page, start) = (mapped.page_at(address)?, mapped.addresses.start);
-        Some((&mapped.target, Wanted { page, access: Access::Load, start, pages }))
+        Some((&mapped.target, Wanted { page, access: FaultAccess::Load, start, pages }))
     }
 }
 
@@ -103,7 +103,7 @@ impl<T> Vma<T> {
     /// afterwards, whatever `change` does.
     pub(crate) fn change<R>(
         &self,
-        waits: &Waits,
+        waits: &WaitCounts,
         change: impl FnOnce(&mut Option<Mapped<T>>) -> R,
     ) -> R {
         let (mut body, waited) = write(&self.body);
@@ -117,7 +117,7 @@ impl<T> Vma<T> {
 /// any fault can read the record. Returns what `publish` does.
 pub(crate) fn begin<T, R>(
     vma: &Vma<T>,
-    waits: &Waits,
+    waits: &WaitCounts,
     mapped: Mapped<T>,
     publish: impl FnOnce() -> R,
 ) -> R {
@@ -131,7 +131,7 @@ pub(crate) fn begin<T, R>(
 /// record, `release` gives the record back after that. Returns what was mapped.
 pub(crate) fn end<T>(
     vma: &Vma<T>,
-    waits: &Waits,
+    waits: &WaitCounts,
     clear: impl FnOnce(&Mapped<T>),
     release: impl FnOnce(),
 ) -> Option<Mapped<T>> {
@@ -168,7 +168,7 @@ pub(super) const RECORDS_MAX: usize = CHUNK * CHUNKS;
 /// process they were made.
 #[cfg(not(loom))]
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub(crate) struct RecordTable<T> {
     chunks: [AtomicPtr<Chunk<T>>; CHUNKS],
     /// Where to look for a free record first.
     hint: AtomicU32,
@@ -182,10 +182,10 @@ struct Chunk<T> {
 }
 
 #[cfg(not(loom))]
-impl<T> Table<T> {
+impl<T> RecordTable<T> {
     #[allow(clippy::large_stack_arrays, reason = "the process's, and that of a test")]
     pub(crate) const fn new() -> Self {
-        Table {
+        RecordTable {
             chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
             hint: AtomicU32::new(0),
         }
@@ -251,7 +251,7 @@ impl<T> Table<T> {
 /// Whether the record was free, and is the caller's now.
 #[cfg(not(loom))]
 fn take(taken: &AtomicU32) -> bool {
-    // Acquire: pairs with the release in `Table::release`.
+    // Acquire: pairs with the release in `RecordTable::release`.
     taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_record_is_one_threads_until_it_is_given_back() {
-        let table = Table::<()>::new();
+        let table = RecordTable::<()>::new();
         let claimed: Vec<_> = std::thread::scope(|scope| {
             let claim = || (0..100).map(|_| table.claim().unwrap().0).collect::<Vec<_>>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn each_change_is_another_generation() {
-        let (vma, waits) = (Vma::<u8>::new(), Waits::default());
+        let (vma, waits) = (Vma::<u8>::new(), WaitCounts::default());
         let generation = |vma: &Vma<u8>| vma.read().0.generation;
         let before = generation(&vma);
         vma.change(&waits, |_| ());

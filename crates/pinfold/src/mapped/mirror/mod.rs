@@ -18,7 +18,7 @@
 //! | state | the index has there | in the memfd | owner |
 //! |---|---|---|---|
 //! | free | no mirrored folio | nothing | none |
-//! | claimed | a folio in the arena | nothing, then all of its bytes | the thread that lends ([`Claim`]) |
+//! | claimed | a folio in the arena | nothing, then all of its bytes | the thread that lends ([`PlaceClaim`]) |
 //! | lent | a mirrored folio | all of its bytes | the folio |
 //! | leaving | anything | its last folio's bytes | the thread that evicted that ([`Leaving`]) |
 //! | left over | anything | the bytes of a folio that left the file while it was used | that folio |
@@ -62,7 +62,7 @@ use crate::base::sync::{Condvar, Mutex, between_steps};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::uffd::Uffd;
 pub(crate) use shown::{Showings, Shown};
-use view::View;
+use view::MirrorView;
 pub(crate) use view::prepare;
 
 /// How often a copy takes pages that are not its own out of its place before it gives up.
@@ -76,7 +76,7 @@ const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 pub(crate) struct Mirror {
     fd: OwnedFd,
     uffd: Arc<Uffd>,
-    view: View,
+    view: MirrorView,
     /// The memfd's length.
     bytes: Mutex<u64>,
     /// Places that are not the index's.
@@ -101,12 +101,12 @@ const CLIENTS: u32 = u32::MAX;
 
 /// What the system did not do, and its error.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct SystemRefused {
     pub(crate) what: &'static str,
     pub(crate) cause: io::Error,
 }
 
-/// What is [`Refused`] where there are no addresses.
+/// What is [`SystemRefused`] where there are no addresses.
 const RESERVE: &str = "reserve addresses";
 
 /// The right to map a mirror in this process.
@@ -124,12 +124,12 @@ struct Places {
 #[derive(Debug)]
 struct Owned {
     pages: Range<u64>,
-    by: By,
+    by: PlaceOwner,
     number: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+enum PlaceOwner {
     /// A thread that lends or evicts, and is done soon.
     Step,
     /// A folio, as long as it is used.
@@ -140,7 +140,7 @@ enum By {
 /// free.
 #[derive(Debug)]
 #[must_use = "dropped at once, it claims nothing"]
-pub(crate) struct Claim<'a> {
+pub(crate) struct PlaceClaim<'a> {
     mirror: &'a Mirror,
     pages: Range<u64>,
 }
@@ -150,14 +150,14 @@ impl Mirror {
     ///
     /// # Errors
     /// The system gives no memfd of that length, or no address space.
-    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self, Refused> {
+    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self, SystemRefused> {
         let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
         let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)
             // Who is given a descriptor for reading could open it anew for writing.
             .and_then(|fd| fchmod(&fd, Mode::RUSR).map(|()| fd))
-            .map_err(Refused::to("make a memory file"))?;
+            .map_err(SystemRefused::to("make a memory file"))?;
         set_len(fd.as_fd(), bytes)?;
-        let view = View::new(fd.as_fd(), bytes, uffd).map_err(Refused::to(RESERVE))?;
+        let view = MirrorView::new(fd.as_fd(), bytes, uffd).map_err(SystemRefused::to(RESERVE))?;
         let owned = Mutex::new(Places::default());
         let freed = std::array::from_fn(|_| Condvar::new());
         let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
@@ -187,7 +187,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The system refuses it.
-    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), Refused> {
+    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), SystemRefused> {
         let mut is = self.bytes.lock();
         let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
         if *is < bytes {
@@ -201,9 +201,9 @@ impl Mirror {
     ///
     /// # Errors
     /// There are no addresses for it.
-    pub(crate) fn reach(&self, page: u64) -> Result<(), Refused> {
+    pub(crate) fn reach(&self, page: u64) -> Result<(), SystemRefused> {
         let reached = self.view.reach(self.fd(), page << PAGE_SHIFT, &self.uffd);
-        reached.map_err(Refused::to(RESERVE))
+        reached.map_err(SystemRefused::to(RESERVE))
     }
 
     /// The address of a page, for who has a reference to the mirrored folio that has it, or a claim
@@ -213,13 +213,13 @@ impl Mirror {
     }
 
     /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
-    pub(crate) fn claim(&self, pages: Range<u64>) -> Option<Claim<'_>> {
+    pub(crate) fn claim(&self, pages: Range<u64>) -> Option<PlaceClaim<'_>> {
         let mut owned = self.owned.lock();
         if owned.has_any_of(&pages) && !mutant::on(Mutant::ClaimBlindly) {
             return None;
         }
-        owned.add(pages.clone(), By::Step);
-        Some(Claim { mirror: self, pages })
+        owned.add(pages.clone(), PlaceOwner::Step);
+        Some(PlaceClaim { mirror: self, pages })
     }
 
     /// The places of folios that are evicted, in the order of the file, under the `change` mutex
@@ -238,7 +238,7 @@ impl Mirror {
         });
         if !mutant::on(Mutant::LeavesUnowned) {
             for pages in &places {
-                owned.add(pages.clone(), By::Step);
+                owned.add(pages.clone(), PlaceOwner::Step);
             }
         }
         Leaving { mirror: self, places }
@@ -249,7 +249,8 @@ impl Mirror {
     pub(crate) fn settle(&self, pages: &Range<u64>) {
         let mut owned = self.owned.lock();
         let later = owned.count;
-        let waits_for = |it: &Owned| it.by == By::Step && it.number < later && it.overlaps(pages);
+        let waits_for =
+            |it: &Owned| it.by == PlaceOwner::Step && it.number < later && it.overlaps(pages);
         // Ends: each of these threads is done soon, and then notifies.
         while let Some(it) = owned.all.iter().find(|it| waits_for(it))
             && !mutant::on(Mutant::SettlesAtOnce)
@@ -260,7 +261,7 @@ impl Mirror {
 
     /// Whether some of it is claimed or leaving.
     pub(crate) fn is_unsettled(&self, pages: &Range<u64>) -> bool {
-        self.owned.lock().all.iter().any(|it| it.by == By::Step && it.overlaps(pages))
+        self.owned.lock().all.iter().any(|it| it.by == PlaceOwner::Step && it.overlaps(pages))
     }
 
     /// Whether some of it is claimed, leaving, or left over.
@@ -271,7 +272,7 @@ impl Mirror {
     /// Whether maps show a page of a folio that has left the file, and that somebody uses.
     pub(crate) fn shows_left_over(&self, page: u64) -> bool {
         let owned = self.owned.lock();
-        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        let is_of = |it: &Owned| it.by == PlaceOwner::Folio && it.pages.contains(&page);
         // The file may have ended before it, when the folio was read.
         owned.all.iter().any(is_of) && self.has(page) && !mutant::on(Mutant::LeftOverAwaited)
     }
@@ -334,7 +335,7 @@ impl Mirror {
         }
         // SAFETY: the page is there.
         let bytes = unsafe { std::slice::from_raw_parts(at, PAGE_BYTES) };
-        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        let is_of = |it: &Owned| it.by == PlaceOwner::Folio && it.pages.contains(&page);
         Some(tell(bytes, owned.all.iter().any(is_of)))
     }
 
@@ -344,7 +345,7 @@ impl Mirror {
         self.owned.lock().all.is_empty()
     }
 
-    fn disown(&self, places: &[Range<u64>], by: By) {
+    fn disown(&self, places: &[Range<u64>], by: PlaceOwner) {
         let mut owned = self.owned.lock();
         let mut beds = 0_u32;
         for pages in places {
@@ -362,7 +363,7 @@ impl Mirror {
     }
 }
 
-impl Claim<'_> {
+impl PlaceClaim<'_> {
     /// Puts `bytes` bytes from `from` on to the beginning of the place. What is left of the last
     /// page is zeros. With `shown` that has the place, the pages are mapped there at once.
     ///
@@ -458,9 +459,9 @@ impl Drop for MayMap {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for PlaceClaim<'_> {
     fn drop(&mut self) {
-        self.mirror.disown(std::slice::from_ref(&self.pages), By::Step);
+        self.mirror.disown(std::slice::from_ref(&self.pages), PlaceOwner::Step);
     }
 }
 
@@ -483,13 +484,13 @@ impl Drop for Leaving<'_> {
             }
         }
         if !mutant::on(Mutant::LeavesUnowned) {
-            self.mirror.disown(&self.places, By::Step);
+            self.mirror.disown(&self.places, PlaceOwner::Step);
         }
     }
 }
 
 impl Places {
-    fn add(&mut self, pages: Range<u64>, by: By) {
+    fn add(&mut self, pages: Range<u64>, by: PlaceOwner) {
         self.all.push(Owned { pages, by, number: self.count });
         self.count += 1;
     }
@@ -526,14 +527,14 @@ fn is_there(cause: &io::Error) -> bool {
 }
 
 /// Makes a memfd `bytes` long.
-fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refused> {
+fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), SystemRefused> {
     let done = check_file_end(bytes).and_then(|()| Ok(ftruncate(fd, bytes)?));
-    done.map_err(Refused::to("make the memory file as long as the file"))
+    done.map_err(SystemRefused::to("make the memory file as long as the file"))
 }
 
-impl Refused {
+impl SystemRefused {
     pub(crate) fn to<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |cause| Refused { what, cause: cause.into() }
+        move |cause| SystemRefused { what, cause: cause.into() }
     }
 }
 
@@ -551,7 +552,7 @@ impl Leftovers {
 
     /// The folio at `head` leaves its file. Call it under the `change` mutex.
     pub(crate) fn begin(&self, head: FrameNumber, mirror: &Arc<Mirror>, pages: Range<u64>) {
-        mirror.owned.lock().add(pages.clone(), By::Folio);
+        mirror.owned.lock().add(pages.clone(), PlaceOwner::Folio);
         let before = self.0.lock().insert(head.0, (mirror.clone(), pages));
         debug_assert!(before.is_none(), "{head:?} has left two files");
     }
@@ -562,12 +563,12 @@ impl Leftovers {
         if let Some((mirror, pages)) = left {
             let places = [pages];
             if mutant::on(Mutant::LeftoverDisownsFirst) {
-                mirror.disown(&places, By::Folio);
+                mirror.disown(&places, PlaceOwner::Folio);
                 mirror.punch(places[0].clone());
                 return;
             }
             mirror.punch(places[0].clone());
-            mirror.disown(&places, By::Folio);
+            mirror.disown(&places, PlaceOwner::Folio);
         }
     }
 }

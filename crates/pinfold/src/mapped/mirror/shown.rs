@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use crate::base::sync::Mutex;
 use crate::frames::{Order, PAGE_BYTES, PAGE_SHIFT, give_back};
-use crate::mapped::pagemap::{Entry, Pagemap};
+use crate::mapped::pagemap::{Pagemap, PagemapEntry};
 use crate::mapped::uffd::Uffd;
 
 /// Where a map has pages of a file.
@@ -150,7 +150,7 @@ fn note(pagemap: &Pagemap, showing: &Showing, folios: &[Range<u64>], mapped: &mu
     let Ok(entries) = pagemap.entries(&addresses) else { return };
     let is_present = |page: u64| {
         let entry = page.checked_sub(first).and_then(|n| entries.get(n as usize));
-        entry.copied().is_some_and(Entry::is_present)
+        entry.copied().is_some_and(PagemapEntry::is_present)
     };
     for (folio, mapped) in folios.iter().zip(mapped) {
         *mapped |= folio.clone().any(is_present);

@@ -42,34 +42,34 @@ const END_MAX: u64 = (1 << 63) - PAGE_BYTES as u64;
 
 /// The view of one memfd.
 #[derive(Debug)]
-pub(super) struct View {
-    first: Piece,
+pub(super) struct MirrorView {
+    first: ViewPiece,
     /// By their numbers.
-    further: RwLock<BTreeMap<u64, Piece>>,
+    further: RwLock<BTreeMap<u64, ViewPiece>>,
 }
 
 /// A mapping of a part of the memfd, this value's alone to unmap.
 #[derive(Debug)]
-struct Piece {
+struct ViewPiece {
     base: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: an address that does not change; it is read only, and unmapped by the drop alone.
-unsafe impl Send for Piece {}
+unsafe impl Send for ViewPiece {}
 // SAFETY: as above.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for ViewPiece {}
 
-impl View {
+impl MirrorView {
     /// The view of a memfd for a file of `len_bytes` bytes. Where there are no addresses for its
     /// first piece, it has none.
     pub(super) fn new(fd: BorrowedFd<'_>, len_bytes: u64, uffd: &Uffd) -> io::Result<Self> {
         let bytes = len_bytes.saturating_add(len_bytes.max(ROOM_BYTES)).min(FIRST_MAX_BYTES);
-        let first = match Piece::map(fd, 0, bytes.next_multiple_of(ALIGN_BYTES), uffd) {
-            Err(why) if why.raw_os_error() == Some(libc::ENOMEM) => Piece::none(),
+        let first = match ViewPiece::map(fd, 0, bytes.next_multiple_of(ALIGN_BYTES), uffd) {
+            Err(why) if why.raw_os_error() == Some(libc::ENOMEM) => ViewPiece::none(),
             first => first?,
         };
-        Ok(View { first, further: RwLock::new(BTreeMap::new()) })
+        Ok(MirrorView { first, further: RwLock::new(BTreeMap::new()) })
     }
 
     /// The address of the byte `at`, which [`reach`](Self::reach) was called for.
@@ -93,7 +93,7 @@ impl View {
         }
         if let Entry::Vacant(place) = self.further.write().entry(number) {
             let start = number * PIECE_BYTES;
-            place.insert(Piece::map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?);
+            place.insert(ViewPiece::map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?);
         }
         Ok(())
     }
@@ -105,15 +105,15 @@ impl View {
     }
 }
 
-impl Piece {
+impl ViewPiece {
     /// The part of the memfd from `offset` on.
     fn map(fd: BorrowedFd<'_>, offset: u64, bytes: u64, uffd: &Uffd) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(|_| rustix::io::Errno::NOMEM)?;
-        Ok(Piece { base: map(fd, offset, bytes, uffd)?, bytes })
+        Ok(ViewPiece { base: map(fd, offset, bytes, uffd)?, bytes })
     }
 
     fn none() -> Self {
-        Piece { base: NonNull::dangling(), bytes: 0 }
+        ViewPiece { base: NonNull::dangling(), bytes: 0 }
     }
 
     fn address(&self, at: u64) -> *mut u8 {
@@ -123,7 +123,7 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for ViewPiece {
     fn drop(&mut self) {
         if self.bytes > 0 {
             // SAFETY: the range is the one that `map` has mapped; who has an address in it has a

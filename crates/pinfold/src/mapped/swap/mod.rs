@@ -30,7 +30,7 @@ use crate::source::{
     read_later,
 };
 use pages::Unused;
-use slots::{SLOTS_MAX, Slot, Slots};
+use slots::{SLOTS_MAX, Slot, SwapSlots};
 
 /// What has happened to a cache's swap, and what is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,8 +69,8 @@ pub(crate) struct Swap {
     source: Arc<dyn Source>,
     /// The same source, for reads that tasks wait for.
     backing: Backing,
-    slots: Slots,
-    pub(crate) counters: Counters,
+    slots: SwapSlots,
+    pub(crate) counters: SwapCounters,
     last_error: crate::base::sync::locks::Mutex<Option<String>>,
     rest: crate::base::sync::locks::Mutex<Rest>,
 }
@@ -109,7 +109,7 @@ impl Rest {
 
 /// What is counted. Nothing depends on the order of these.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct SwapCounters {
     pub(crate) pages_written: AtomicU64,
     writes: AtomicU64,
     pages_read: AtomicU64,
@@ -149,11 +149,11 @@ impl Swap {
             return Err(io::Error::other("its alignment is above 4096"));
         }
         let (counters, last_error, rest) = Default::default();
-        Ok(Swap { source, backing, slots: Slots::new(slots), counters, last_error, rest })
+        Ok(Swap { source, backing, slots: SwapSlots::new(slots), counters, last_error, rest })
     }
 
     /// Its slots.
-    pub(crate) fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &SwapSlots {
         &self.slots
     }
 

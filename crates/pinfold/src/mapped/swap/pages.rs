@@ -19,18 +19,18 @@
 //!
 //! | from | to | step | by |
 //! |---|---|---|---|
-//! | `Origin`, `Swapped` | `Dirty` | [`Pages::store`], which then ends the protection | a store to a protected page, which is a fault; a page that is brought for a store |
+//! | `Origin`, `Swapped` | `Dirty` | [`PageStates::store`], which then ends the protection | a store to a protected page, which is a fault; a page that is brought for a store |
 //! | `Writing` | `Stale` | the same | the same |
 //! | `Dirty` | `Writing` | [`begin`], which then protects the page | a page-out |
-//! | `Writing` | `Swapped`, or `Origin` if it is zeros | [`Pages::end_write`] with that slot | the same page-out, when the write has ended |
+//! | `Writing` | `Swapped`, or `Origin` if it is zeros | [`PageStates::end_write`] with that slot | the same page-out, when the write has ended |
 //! | `Writing` | `Dirty` | the same, if the write failed; then the protection ends | |
 //! | `Stale` | `Dirty` | the same | |
-//! | `Origin`, `Swapped` | `Dirty` | [`Pages::distrust`] | who would take the page out of memory, and finds it unprotected |
-//! | `Dirty` | `Lost` | [`Pages::miss`] | who finds that the page is not in memory |
-//! | `Lost` | `Dirty` | [`Pages::store`] | a page that is stored to as a whole |
-//! | `Swapped`, `Dirty`, `Lost` | `Origin` | [`Pages::forget`] | the program, which does not want the bytes any more |
+//! | `Origin`, `Swapped` | `Dirty` | [`PageStates::distrust`] | who would take the page out of memory, and finds it unprotected |
+//! | `Dirty` | `Lost` | [`PageStates::miss`] | who finds that the page is not in memory |
+//! | `Lost` | `Dirty` | [`PageStates::store`] | a page that is stored to as a whole |
+//! | `Swapped`, `Dirty`, `Lost` | `Origin` | [`PageStates::forget`] | the program, which does not want the bytes any more |
 //!
-//! Pages that are `Origin` or `Swapped` may leave memory ([`Pages::may_leave`]).
+//! Pages that are `Origin` or `Swapped` may leave memory ([`PageStates::may_leave`]).
 //!
 //! # Why no store is lost
 //!
@@ -40,10 +40,10 @@
 //! has ended, the slot has its bytes. A fault that comes later waits for the mutex under which the
 //! page leaves.
 //!
-//! The protection is the kernel's, and may end without a fault ([`Pages::distrust`] and
+//! The protection is the kernel's, and may end without a fault ([`PageStates::distrust`] and
 //! `space/anon/trust.rs` say what is done about that).
 //!
-//! The slot belongs to the page-out until [`Pages::end_write`]: until then a write to it may be
+//! The slot belongs to the page-out until [`PageStates::end_write`]: until then a write to it may be
 //! under way. As long as it is, the page stays in memory, from which it is read, and no other
 //! page-out of it begins.
 
@@ -55,7 +55,7 @@ use crate::base::mutant::{self, Mutant};
 
 /// Where the bytes of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum PageState {
     /// Never stored to, or forgotten since.
     Origin,
     /// In the slot, and perhaps in memory.
@@ -103,7 +103,7 @@ pub(crate) struct IsWriting;
 
 /// The states of all pages of a mapping.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct PageStates {
     n: u64,
     /// For each [`CHUNK`] pages a word for each page: the state in the lowest three bits, the slot
     /// above. An empty chunk is all `Origin`: so memory that is not stored to takes none here.
@@ -115,7 +115,7 @@ const TAG_BITS: u32 = 3;
 /// Pages of a chunk: 64 MiB.
 const CHUNK: u64 = 1 << 14;
 
-impl Pages {
+impl PageStates {
     /// `n` pages, none of which was ever stored to. Takes 16 bytes for each [`CHUNK`] pages, and 4
     /// for each page of those in which one was stored to.
     ///
@@ -126,7 +126,7 @@ impl Pages {
         let wanted = n.div_ceil(CHUNK) as usize;
         chunks.try_reserve_exact(wanted)?;
         chunks.resize_with(wanted, Box::default);
-        Ok(Pages { n, chunks })
+        Ok(PageStates { n, chunks })
     }
 
     fn place(&self, page: u64) -> (usize, usize) {
@@ -145,28 +145,28 @@ impl Pages {
     }
 
     /// The state of a page.
-    pub(crate) fn get(&self, page: u64) -> State {
+    pub(crate) fn get(&self, page: u64) -> PageState {
         let (chunk, at) = self.place(page);
         let word = self.chunks[chunk].get(at).copied().unwrap_or(0);
         let slot = Slot(word >> TAG_BITS);
         match word & ((1 << TAG_BITS) - 1) {
-            0 => State::Origin,
-            1 => State::Swapped(slot),
-            2 => State::Dirty,
-            3 => State::Writing(slot),
-            4 => State::Stale(slot),
-            _ => State::Lost,
+            0 => PageState::Origin,
+            1 => PageState::Swapped(slot),
+            2 => PageState::Dirty,
+            3 => PageState::Writing(slot),
+            4 => PageState::Stale(slot),
+            _ => PageState::Lost,
         }
     }
 
-    fn set(&mut self, page: u64, state: State) {
+    fn set(&mut self, page: u64, state: PageState) {
         let word = match state {
-            State::Origin => 0,
-            State::Swapped(Slot(slot)) => slot << TAG_BITS | 1,
-            State::Dirty => 2,
-            State::Writing(Slot(slot)) => slot << TAG_BITS | 3,
-            State::Stale(Slot(slot)) => slot << TAG_BITS | 4,
-            State::Lost => 5,
+            PageState::Origin => 0,
+            PageState::Swapped(Slot(slot)) => slot << TAG_BITS | 1,
+            PageState::Dirty => 2,
+            PageState::Writing(Slot(slot)) => slot << TAG_BITS | 3,
+            PageState::Stale(Slot(slot)) => slot << TAG_BITS | 4,
+            PageState::Lost => 5,
         };
         let (chunk, at) = self.place(page);
         let left = self.n - chunk as u64 * CHUNK;
@@ -185,17 +185,17 @@ impl Pages {
     pub(crate) fn store(&mut self, page: u64, allow: impl FnOnce()) -> Unused {
         let before = self.get(page);
         let (state, unused) = match before {
-            State::Swapped(slot) => (State::Dirty, Some(slot)),
-            State::Writing(slot) if mutant::on(Mutant::SlotFreedEarly) => {
-                (State::Dirty, Some(slot))
+            PageState::Swapped(slot) => (PageState::Dirty, Some(slot)),
+            PageState::Writing(slot) if mutant::on(Mutant::SlotFreedEarly) => {
+                (PageState::Dirty, Some(slot))
             }
-            State::Writing(_) if mutant::on(Mutant::WriteForgotten) => (State::Dirty, None),
+            PageState::Writing(_) if mutant::on(Mutant::WriteForgotten) => (PageState::Dirty, None),
             // Its page-out gives the slot back.
-            State::Writing(slot) | State::Stale(slot) => (State::Stale(slot), None),
-            State::Origin | State::Dirty | State::Lost => (State::Dirty, None),
+            PageState::Writing(slot) | PageState::Stale(slot) => (PageState::Stale(slot), None),
+            PageState::Origin | PageState::Dirty | PageState::Lost => (PageState::Dirty, None),
         };
         self.set(page, state);
-        if !matches!(before, State::Dirty | State::Stale(_)) {
+        if !matches!(before, PageState::Dirty | PageState::Stale(_)) {
             allow();
         }
         Unused(unused)
@@ -224,10 +224,10 @@ impl Pages {
     /// Whether the page may leave memory.
     pub(crate) fn may_leave(&self, page: u64) -> bool {
         match self.get(page) {
-            State::Origin | State::Swapped(_) => true,
-            State::Dirty => mutant::on(Mutant::LoseDirty),
-            State::Writing(_) => mutant::on(Mutant::DropBeforeWritten),
-            State::Stale(_) | State::Lost => false,
+            PageState::Origin | PageState::Swapped(_) => true,
+            PageState::Dirty => mutant::on(Mutant::LoseDirty),
+            PageState::Writing(_) => mutant::on(Mutant::DropBeforeWritten),
+            PageState::Stale(_) | PageState::Lost => false,
         }
     }
 
@@ -240,22 +240,22 @@ impl Pages {
         written: Written,
         allow: impl FnOnce(),
     ) -> Unused {
-        let undisturbed = self.get(page) == State::Writing(slot);
+        let undisturbed = self.get(page) == PageState::Writing(slot);
         if !undisturbed && !mutant::on(Mutant::PageOutUnchecked) {
-            if self.get(page) == State::Stale(slot) {
-                self.set(page, State::Dirty);
+            if self.get(page) == PageState::Stale(slot) {
+                self.set(page, PageState::Dirty);
             }
             let given = mutant::on(Mutant::SlotFreedEarly);
             return Unused((!given).then_some(slot));
         }
         match written {
             Written::InSlot => {
-                self.set(page, State::Swapped(slot));
+                self.set(page, PageState::Swapped(slot));
                 return Unused(None);
             }
-            Written::AsOrigin => self.set(page, State::Origin),
+            Written::AsOrigin => self.set(page, PageState::Origin),
             Written::Failed => {
-                self.set(page, State::Dirty);
+                self.set(page, PageState::Dirty);
                 if !mutant::on(Mutant::FailedStaysProtected) {
                     allow();
                 }
@@ -270,14 +270,14 @@ impl Pages {
     /// It is being written.
     pub(crate) fn miss(&mut self, page: u64) -> Result<(), IsWriting> {
         match self.get(page) {
-            State::Writing(_) | State::Stale(_) => Err(IsWriting),
-            State::Dirty => {
+            PageState::Writing(_) | PageState::Stale(_) => Err(IsWriting),
+            PageState::Dirty => {
                 let forgotten = mutant::on(Mutant::LossForgotten);
-                self.set(page, if forgotten { State::Origin } else { State::Lost });
+                self.set(page, if forgotten { PageState::Origin } else { PageState::Lost });
                 Ok(())
             }
             // Elsewhere, or lost before.
-            State::Origin | State::Swapped(_) | State::Lost => Ok(()),
+            PageState::Origin | PageState::Swapped(_) | PageState::Lost => Ok(()),
         }
     }
 
@@ -287,11 +287,11 @@ impl Pages {
     /// It is being written.
     pub(crate) fn forget(&mut self, page: u64) -> Result<Unused, IsWriting> {
         let unused = match self.get(page) {
-            State::Writing(_) | State::Stale(_) => return Err(IsWriting),
-            State::Swapped(slot) => Some(slot),
-            State::Origin | State::Dirty | State::Lost => None,
+            PageState::Writing(_) | PageState::Stale(_) => return Err(IsWriting),
+            PageState::Swapped(slot) => Some(slot),
+            PageState::Origin | PageState::Dirty | PageState::Lost => None,
         };
-        self.set(page, State::Origin);
+        self.set(page, PageState::Origin);
         Ok(Unused(unused))
     }
 }
@@ -301,14 +301,14 @@ impl Pages {
 /// returns. The caller holds the mutex, and has seen that they are in memory. Returns them; the
 /// slots of the others are the caller's.
 pub(crate) fn begin(
-    states: &mut Pages,
+    states: &mut PageStates,
     pages: impl Iterator<Item = (u64, Slot)>,
     mut protect: impl FnMut(std::ops::Range<u64>),
 ) -> Vec<(u64, Slot)> {
     let mut begun = Vec::new();
     for (page, slot) in pages {
-        if states.get(page) == State::Dirty {
-            states.set(page, State::Writing(slot));
+        if states.get(page) == PageState::Dirty {
+            states.set(page, PageState::Writing(slot));
             begun.push((page, slot));
         }
     }
@@ -326,27 +326,30 @@ mod tests {
 
     #[test]
     fn a_word_has_its_state_and_slot() {
-        let mut pages = Pages::new(3).unwrap();
+        let mut pages = PageStates::new(3).unwrap();
         let slot = Slot(super::super::slots::SLOTS_MAX - 1);
-        let with_slot = [State::Swapped(slot), State::Writing(slot), State::Stale(slot)];
-        for state in with_slot.into_iter().chain([State::Dirty, State::Lost, State::Origin]) {
+        let with_slot =
+            [PageState::Swapped(slot), PageState::Writing(slot), PageState::Stale(slot)];
+        for state in
+            with_slot.into_iter().chain([PageState::Dirty, PageState::Lost, PageState::Origin])
+        {
             pages.set(1, state);
             assert_eq!(pages.get(1), state);
         }
-        assert_eq!((pages.get(0), pages.get(2)), (State::Origin, State::Origin));
+        assert_eq!((pages.get(0), pages.get(2)), (PageState::Origin, PageState::Origin));
     }
 
     #[test]
     fn what_was_never_stored_to_takes_no_memory_and_is_passed_over() {
         let n = (1 << 34) + 5;
-        let mut pages = Pages::new(n).unwrap();
-        let all = |pages: &Pages| pages.chunks.iter().filter(|it| !it.is_empty()).count();
-        assert_eq!(pages.get(n - 1), State::Origin);
+        let mut pages = PageStates::new(n).unwrap();
+        let all = |pages: &PageStates| pages.chunks.iter().filter(|it| !it.is_empty()).count();
+        assert_eq!(pages.get(n - 1), PageState::Origin);
         assert_eq!(pages.forget(n / 2), Ok(Unused(None)));
         assert_eq!((all(&pages), pages.next_stored_to(0..n)), (0, None));
         for page in [n - 1, 3 * CHUNK + 7] {
             assert_eq!(pages.store(page, || {}), Unused(None));
-            assert_eq!(pages.get(page), State::Dirty);
+            assert_eq!(pages.get(page), PageState::Dirty);
         }
         assert_eq!(all(&pages), 2);
         assert_eq!(pages.chunks.last().map(|it| it.len()), Some(5));
@@ -354,12 +357,12 @@ mod tests {
         assert_eq!(pages.next_stored_to(3 * CHUNK + 9..n), Some(3 * CHUNK + 9));
         assert_eq!(pages.next_stored_to(4 * CHUNK..n), Some(1 << 34));
         assert_eq!(pages.next_stored_to(4 * CHUNK..n - 5), None);
-        assert!(Pages::new(u64::MAX).is_err());
+        assert!(PageStates::new(u64::MAX).is_err());
     }
 
     #[test]
     fn a_page_out_writes_what_is_dirty_and_protects_it_in_runs() {
-        let mut pages = Pages::new(10).unwrap();
+        let mut pages = PageStates::new(10).unwrap();
         for page in [1, 2, 4, 6] {
             assert_eq!(pages.store(page, || {}), Unused(None));
         }
@@ -377,44 +380,44 @@ mod tests {
         assert_eq!(pages.end_write(4, Slot(24), Written::AsOrigin, || {}), Unused(Some(Slot(24))));
         assert_eq!(pages.end_write(6, Slot(26), Written::Failed, || {}), Unused(Some(Slot(26))));
         let states: Vec<_> = [1, 2, 4, 6].map(|page| pages.get(page)).into();
-        let swapped = State::Swapped(Slot(21));
-        assert_eq!(states, [swapped, State::Dirty, State::Origin, State::Dirty]);
+        let swapped = PageState::Swapped(Slot(21));
+        assert_eq!(states, [swapped, PageState::Dirty, PageState::Origin, PageState::Dirty]);
         assert_eq!(pages.store(1, || {}), Unused(Some(Slot(21))));
         assert_eq!(pages.forget(1), Ok(Unused(None)));
-        assert_eq!(pages.get(1), State::Origin);
+        assert_eq!(pages.get(1), PageState::Origin);
     }
 
     #[test]
     fn what_was_taken_away_while_it_was_written_is_lost_whatever_was_written() {
-        let mut pages = Pages::new(1).unwrap();
+        let mut pages = PageStates::new(1).unwrap();
         let _ = pages.store(0, || {});
         assert_eq!(begin(&mut pages, [(0, Slot(1))].into_iter(), |_| {}).len(), 1);
         assert_eq!(pages.miss(0), Err(IsWriting));
         assert_eq!(pages.store(0, || {}), Unused(None));
         assert_eq!(pages.end_write(0, Slot(1), Written::InSlot, || {}), Unused(Some(Slot(1))));
-        assert_eq!((pages.miss(0), pages.get(0)), (Ok(()), State::Lost));
+        assert_eq!((pages.miss(0), pages.get(0)), (Ok(()), PageState::Lost));
     }
 
     #[test]
     fn a_page_of_which_the_system_does_not_tell_is_not_protected_any_more() {
         let distrusted = |seen| {
-            let (mut pages, mut allowed) = (Pages::new(1).unwrap(), false);
+            let (mut pages, mut allowed) = (PageStates::new(1).unwrap(), false);
             assert_eq!(pages.distrust(0, seen, || allowed = true), Unused(None));
             (pages.get(0), allowed)
         };
         // The next store to it would be a fault again and again: a dirty page is not protected.
-        assert_eq!(distrusted(None), (State::Dirty, true));
-        assert_eq!(distrusted(Some(Seen::Open)), (State::Dirty, false));
-        assert_eq!(distrusted(Some(Seen::Protected)), (State::Origin, false));
-        assert_eq!(distrusted(Some(Seen::Absent)), (State::Origin, false));
+        assert_eq!(distrusted(None), (PageState::Dirty, true));
+        assert_eq!(distrusted(Some(Seen::Open)), (PageState::Dirty, false));
+        assert_eq!(distrusted(Some(Seen::Protected)), (PageState::Origin, false));
+        assert_eq!(distrusted(Some(Seen::Absent)), (PageState::Origin, false));
     }
 
     /// Whether a page can leave, be forgotten or be written again while an older version of it is
     /// being written.
     fn stored_to_while_written() -> (bool, bool) {
-        let mut pages = Pages::new(1).unwrap();
+        let mut pages = PageStates::new(1).unwrap();
         let _ = pages.store(0, || {});
-        let begin = |pages: &mut Pages, slot| {
+        let begin = |pages: &mut PageStates, slot| {
             super::begin(pages, [(0, slot)].into_iter(), |_| {}).len() == 1
         };
         assert!(begin(&mut pages, Slot(1)));

@@ -19,13 +19,13 @@ pub(crate) struct Slot(pub(crate) u32);
 
 /// All slots of a swap.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct SwapSlots {
     all: u32,
-    state: Mutex<State>,
+    state: Mutex<SlotsState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SlotsState {
     /// A set bit is a slot in use, or one that is not there at the end of the last word.
     used: Vec<u64>,
     free: u32,
@@ -35,7 +35,7 @@ struct State {
     next: u32,
 }
 
-impl Slots {
+impl SwapSlots {
     /// `all` slots, all of them free.
     pub(crate) fn new(all: u32) -> Self {
         assert!(all <= SLOTS_MAX / 2, "more slots than can be numbered");
@@ -43,8 +43,8 @@ impl Slots {
         if let (Some(last), rest @ 1..) = (used.last_mut(), all % CLUSTER_SLOTS) {
             *last = u64::MAX << rest;
         }
-        let state = State { used, free: all, free_clusters: all / CLUSTER_SLOTS, next: 0 };
-        Slots { all, state: Mutex::new(state) }
+        let state = SlotsState { used, free: all, free_clusters: all / CLUSTER_SLOTS, next: 0 };
+        SwapSlots { all, state: Mutex::new(state) }
     }
 
     /// How many there are.
@@ -102,7 +102,7 @@ impl Slots {
     }
 }
 
-impl State {
+impl SlotsState {
     /// Where that many adjacent slots are free: the rest of the last cluster, or a free one.
     fn adjacent(&self, wanted: u32) -> Option<u32> {
         let (word, at) = ((self.next / CLUSTER_SLOTS) as usize, self.next % CLUSTER_SLOTS);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn pages_that_are_written_together_lie_together() {
-        let slots = Slots::new(1000);
+        let slots = SwapSlots::new(1000);
         assert_eq!(slots.take(16), only(0..16));
         assert_eq!(slots.take(40), only(16..56));
         assert_eq!(slots.take(9), only(64..73), "not across a cluster");
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_cluster_that_cannot_be_written_is_passed_over() {
-        let slots = Slots::new(200);
+        let slots = SwapSlots::new(200);
         for cluster in [0, 64, 128, 0] {
             assert_eq!(slots.take(40), only(cluster..cluster + 40));
             slots.pass_over(Slot(cluster));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn all_slots_are_given_once_and_again_when_they_are_free() {
-        let slots = Slots::new(200);
+        let slots = SwapSlots::new(200);
         let mut taken = Vec::new();
         // Ends: there are 200.
         loop {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_random_history_gives_no_slot_twice() {
-        let slots = Slots::new(500);
+        let slots = SwapSlots::new(500);
         let mut random = fastrand::Rng::with_seed(7);
         let mut held = Vec::new();
         for _ in 0..20_000 {
@@ -233,15 +233,15 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 5 was free")]
     fn a_slot_is_not_given_back_twice() {
-        Slots::new(10).give(Slot(5));
+        SwapSlots::new(10).give(Slot(5));
     }
 
     #[test]
     fn a_swap_without_slots_has_none() {
-        let slots = Slots::new(0);
+        let slots = SwapSlots::new(0);
         assert!(slots.take(5).is_empty());
         assert_eq!((slots.all(), slots.free()), (0, 0));
-        slots.give(Slots::none(0, 77));
+        slots.give(SwapSlots::none(0, 77));
         assert_eq!(slots.free(), 0);
     }
 }

@@ -56,13 +56,13 @@ pub(crate) struct Protect {
 /// flags, the address, and the thread.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Message {
+pub(crate) struct UffdMsg {
     pub(crate) event: u8,
     pub(crate) reserved: [u8; 7],
     pub(crate) words: [u64; 3],
 }
 
-const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<UffdMsg>() == 32);
 
 /// `UFFD_API`, the version.
 pub(crate) const API: u64 = 0xAA;

@@ -20,20 +20,20 @@ use crate::pages::stream::Plan;
 
 /// The pages that a reader wants, and since when.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedPages {
     pages: Range<u64>,
     since: Instant,
 }
 
-impl Wanted {
+impl WantedPages {
     /// So many `bytes` from the start of `page` on, from now on.
     pub(crate) fn new(page: u64, bytes: usize) -> Self {
         let end = page.saturating_add(bytes.div_ceil(PAGE_BYTES) as u64);
-        Wanted::since(page..end, Instant::now())
+        WantedPages::since(page..end, Instant::now())
     }
 
     pub(crate) fn since(pages: Range<u64>, since: Instant) -> Self {
-        Wanted { pages, since }
+        WantedPages { pages, since }
     }
 
     /// What to read after a read of some of them has failed. `None`: the error is the reader's.

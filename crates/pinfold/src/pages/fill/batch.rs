@@ -48,10 +48,10 @@ impl Filling {
 
 /// Folios being filled that are adjacent in the file and are read at once.
 ///
-/// [`Batch::finish`] completes them. If an early return or a panic skips it, the drop completes
+/// [`FillBatch::finish`] completes them. If an early return or a panic skips it, the drop completes
 /// them with an error: otherwise their readers would wait for ever.
 #[derive(Debug)]
-pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
+pub(crate) struct FillBatch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
@@ -62,7 +62,7 @@ pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     failed: Option<Arc<Failed>>,
 }
 
-impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
     /// The offset in the file at which it begins. The batch must not be empty.
     fn offset(&self) -> u64 {
         self.folios[0].page << PAGE_SHIFT
@@ -180,29 +180,29 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     }
 }
 
-impl<'a> Batch<&'a Core, &'a Mapping> {
+impl<'a> FillBatch<&'a Core, &'a Mapping> {
     /// A batch of no folio so far.
     pub(super) fn new(reader: &'a Handle, wanted: For) -> Self {
         let (core, mapping) = (&*reader.core, &*reader.mapping);
-        Batch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
+        FillBatch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
     }
 
     /// A batch of one folio so far.
     pub(crate) fn of(reader: &'a Handle, filling: Filling, wanted: For) -> Self {
-        let mut batch = Batch::new(reader, wanted);
+        let mut batch = FillBatch::new(reader, wanted);
         batch.push(filling);
         batch
     }
 
     /// The same batch with owned handles, which outlives the call.
-    fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
+    fn into_owned(mut self, reader: &Handle) -> FillBatch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
-        Batch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
+        FillBatch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
     }
 }
 
-impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for FillBatch<C, M> {
     fn drop(&mut self) {
         // After a failure loom's atomics are gone.
         if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
@@ -215,7 +215,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
 }
 
 /// The request that fills `batch` asynchronously.
-pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
+pub(crate) fn request(reader: &Handle, batch: FillBatch<&Core, &Mapping>) -> Request {
     let batch = batch.into_owned(reader);
     let offset = batch.offset();
     let extents = batch.extents();

@@ -47,8 +47,8 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::Refused;
 use crate::pages::stream::Plan;
 pub(crate) use ahead::{give_up, plan, read_further, start_ahead, start_around};
-pub(crate) use alone::Wanted;
-pub(crate) use batch::{Batch, For, request};
+pub(crate) use alone::WantedPages;
+pub(crate) use batch::{FillBatch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
 
 /// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
@@ -57,7 +57,7 @@ pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     let plan = || ahead::plan(reader, page, bytes);
-    get_as(reader, page, &Wanted::new(page, bytes), plan)
+    get_as(reader, page, &WantedPages::new(page, bytes), plan)
 }
 
 /// The same for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
@@ -65,14 +65,14 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
 #[cold]
 #[inline(never)]
 pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
-    get_as(reader, page, &Wanted::since(page..end, Instant::now()), || Plan::of(end))
+    get_as(reader, page, &WantedPages::since(page..end, Instant::now()), || Plan::of(end))
 }
 
 /// See [`get`]; `plan` is called if something has to be read.
 fn get_as<'a>(
     reader: &'a Handle,
     page: u64,
-    wanted: &Wanted,
+    wanted: &WantedPages,
     plan: impl Fn() -> Plan,
 ) -> Result<Held<'a>> {
     let core = &reader.core;

@@ -1,7 +1,7 @@
 //! Folios that are about to be filled: memory for them, and their way into the index. Steps 1 and 2
 //! of a fill (`mod.rs`).
 
-use super::batch::{Batch, Filling, For};
+use super::batch::{FillBatch, Filling, For};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
@@ -24,9 +24,9 @@ pub(crate) fn prepare(
     page: u64,
     end: u64,
     wanted: For,
-) -> Result<Batch<&Core, &Mapping>> {
+) -> Result<FillBatch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
-    let mut batch = Batch::new(reader, wanted);
+    let mut batch = FillBatch::new(reader, wanted);
     let mut at = page;
     while at < end && batch.folios() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);

@@ -49,7 +49,7 @@ impl Candidate {
 
 /// Folios to be frozen together, with their mappings.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct Candidates {
     folios: Vec<Candidate>,
     /// In rising order of their numbers, without duplicates.
     mappings: Vec<Arc<Mapping>>,
@@ -73,7 +73,7 @@ pub(crate) struct Frozen<'a, 'b> {
     pub(crate) changing: &'b mut Changing<'a>,
 }
 
-impl Batch {
+impl Candidates {
     /// The most folios of a batch. A membarrier takes many times as long as the rest of one folio's
     /// eviction; but other threads wait for the mutexes while a batch is frozen.
     pub(crate) const MAX: usize = LOOK_MAX;
@@ -89,7 +89,7 @@ impl Batch {
         ids.dedup();
         ids.retain(|&id| id != MAPPING_NONE);
         let mappings = ids.iter().filter_map(|&id| core.mappings.get(id)).collect();
-        Batch { folios, mappings }
+        Candidates { folios, mappings }
     }
 
     /// The number of folios.
@@ -135,7 +135,7 @@ impl Batch {
     }
 }
 
-impl Batch {
+impl Candidates {
     /// Whether pages of own memory are clean is looked up, right before they leave.
     fn distrust(&self, core: &Core, changing: &mut [Changing<'_>]) {
         for (mapping, changing) in self.mappings.iter().zip(changing) {

@@ -28,7 +28,7 @@ mod split;
 mod tests;
 mod users;
 
-pub(crate) use batch::{Batch, Candidate, Frozen, FrozenBatch, To};
+pub(crate) use batch::{Candidate, Candidates, Frozen, FrozenBatch, To};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
 #[cfg(not(loom))]

@@ -8,7 +8,7 @@ use crate::base::sync::{Condvar, Mutex};
 
 /// A request to the reclaiming thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ring {
+enum DaemonRequest {
     Sleep,
     Evict,
     End,
@@ -17,17 +17,17 @@ enum Ring {
 /// Wakes the reclaiming thread, and ends it.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    ring: Arc<(Mutex<Ring>, Condvar)>,
+    ring: Arc<(Mutex<DaemonRequest>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The reclaiming thread's side of a [`Bell`].
 #[derive(Debug)]
-pub(crate) struct Listener(Arc<(Mutex<Ring>, Condvar)>);
+pub(crate) struct Listener(Arc<(Mutex<DaemonRequest>, Condvar)>);
 
 impl Bell {
     pub(super) fn new() -> Self {
-        let ring = Arc::new((Mutex::new(Ring::Sleep), Condvar::new()));
+        let ring = Arc::new((Mutex::new(DaemonRequest::Sleep), Condvar::new()));
         Bell { ring, thread: Mutex::new(None) }
     }
 
@@ -45,8 +45,8 @@ impl Bell {
     pub(crate) fn ring(&self) {
         let (ring, wake) = &*self.ring;
         let mut ring = ring.lock();
-        if *ring == Ring::Sleep {
-            *ring = Ring::Evict;
+        if *ring == DaemonRequest::Sleep {
+            *ring = DaemonRequest::Evict;
             wake.notify_all();
         }
     }
@@ -54,7 +54,7 @@ impl Bell {
     /// Ends the reclaiming thread and joins it.
     pub(crate) fn end(&self) {
         let (ring, wake) = &*self.ring;
-        *ring.lock() = Ring::End;
+        *ring.lock() = DaemonRequest::End;
         wake.notify_all();
         // The reclaiming thread itself may be the one that drops the cache.
         let thread = self.thread.lock().take();
@@ -75,7 +75,7 @@ impl Listener {
     pub(crate) fn wait(&self) -> bool {
         let (ring, wake) = &*self.0;
         let mut ring = ring.lock();
-        while *ring == Ring::Sleep {
+        while *ring == DaemonRequest::Sleep {
             ring = wake.wait(ring);
         }
         heard(&mut ring)
@@ -86,17 +86,17 @@ impl Listener {
     pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
         let (mutex, wake) = &*self.0;
         let mut ring = mutex.lock();
-        if *ring == Ring::Sleep {
+        if *ring == DaemonRequest::Sleep {
             ring = wake.wait_timeout(mutex, ring, nap);
         }
-        (*ring != Ring::Sleep).then(|| heard(&mut ring))
+        (*ring != DaemonRequest::Sleep).then(|| heard(&mut ring))
     }
 }
 
-fn heard(ring: &mut Ring) -> bool {
-    if *ring == Ring::End {
+fn heard(ring: &mut DaemonRequest) -> bool {
+    if *ring == DaemonRequest::End {
         return false;
     }
-    *ring = Ring::Sleep;
+    *ring = DaemonRequest::Sleep;
     true
 }

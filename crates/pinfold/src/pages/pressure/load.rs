@@ -48,25 +48,25 @@ pub(super) struct Load {
     long: Duration,
     /// No other lock is taken under it. It is taken under the locks of maps, and with
     /// [`FaultIo::Hold`](crate::FaultIo) threads wait under these.
-    state: Mutex<State>,
+    state: Mutex<LoadState>,
     /// The thread with number n sleeps on the one with number n modulo their number.
     turn: [Condvar; BEDS],
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LoadState {
     /// Of those in `under_way`.
     pages: u32,
     /// What was begun and has neither ended nor taken long, by number: the oldest first.
-    under_way: BTreeMap<u64, Begun>,
-    waiting: VecDeque<Waiting>,
+    under_way: BTreeMap<u64, BegunRead>,
+    waiting: VecDeque<LoadWaiter>,
     /// The number of the next one.
     next: u64,
 }
 
 /// A thread or a task that waits.
 #[derive(Debug)]
-struct Waiting {
+struct LoadWaiter {
     number: u64,
     since: Instant,
     /// A task's.
@@ -74,7 +74,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-struct Begun {
+struct BegunRead {
     pages: u32,
     since: Instant,
 }
@@ -95,7 +95,7 @@ impl Load {
 
     fn with(pages_max: u32, patient: Duration, long: Duration) -> Self {
         let turn = std::array::from_fn(|_| Condvar::new());
-        Load { pages_max, patient, long, state: Mutex::new(State::default()), turn }
+        Load { pages_max, patient, long, state: Mutex::new(LoadState::default()), turn }
     }
 
     /// Waits until so many pages may be brought, too; alone, any number may.
@@ -119,29 +119,29 @@ impl Load {
         Queued { load: self, pages, number: None }
     }
 
-    fn may_pass(&self, state: &State, pages: u32) -> bool {
-        let is_patient = |first: &Waiting| first.since.elapsed() < self.patient;
+    fn may_pass(&self, state: &LoadState, pages: u32) -> bool {
+        let is_patient = |first: &LoadWaiter| first.since.elapsed() < self.patient;
         state.has_room(pages, self.pages_max) && state.waiting.front().is_none_or(is_patient)
     }
 
     /// The first one begins; the next one looks.
-    fn first_begins(&self, mut state: MutexGuard<'_, State>, pages: u32) -> Bringing<'_> {
+    fn first_begins(&self, mut state: MutexGuard<'_, LoadState>, pages: u32) -> Bringing<'_> {
         state.waiting.pop_front();
         let bringing = self.begun(&mut state, pages);
         self.wake_first(state);
         bringing
     }
 
-    fn begun(&self, state: &mut State, pages: u32) -> Bringing<'_> {
+    fn begun(&self, state: &mut LoadState, pages: u32) -> Bringing<'_> {
         let number = state.next;
         state.next += 1;
         state.pages += pages;
-        state.under_way.insert(number, Begun { pages, since: Instant::now() });
+        state.under_way.insert(number, BegunRead { pages, since: Instant::now() });
         Bringing { load: self, number }
     }
 
     /// Wakes whoever has waited longest.
-    fn wake_first(&self, mut state: MutexGuard<'_, State>) {
+    fn wake_first(&self, mut state: MutexGuard<'_, LoadState>) {
         let Some(first) = state.waiting.front_mut() else { return };
         self.turn[first.number as usize % BEDS].notify_all();
         let waker = first.waker.take();
@@ -196,12 +196,12 @@ impl Drop for Queued<'_> {
     }
 }
 
-impl State {
+impl LoadState {
     /// The number of one that waits from now on.
     fn queue(&mut self, waker: Option<Waker>) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.waiting.push_back(Waiting { number, since: Instant::now(), waker });
+        self.waiting.push_back(LoadWaiter { number, since: Instant::now(), waker });
         number
     }
 
@@ -218,7 +218,7 @@ impl State {
     /// left.
     fn let_long_go(&mut self, long: Duration) -> Option<Duration> {
         let Some(oldest) = self.under_way.first_entry() else { return Some(long) };
-        let Begun { pages, since } = *oldest.get();
+        let BegunRead { pages, since } = *oldest.get();
         let left = long.saturating_sub(since.elapsed());
         if left > Duration::ZERO {
             return Some(left);

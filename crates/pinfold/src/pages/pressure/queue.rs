@@ -77,7 +77,7 @@ pub(crate) struct Keeps(u64);
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// The one that has waited longest first: ordered by their turns.
-    queue: VecDeque<(Turn, State)>,
+    queue: VecDeque<(Turn, QueuedState)>,
     /// How many were passed over.
     passed_over: usize,
     /// How many were woken, and when the last one was.
@@ -94,7 +94,7 @@ pub(super) struct Line {
 
 /// What a future that queues does.
 #[derive(Debug)]
-enum State {
+enum QueuedState {
     /// It sleeps until this is woken.
     Sleeps(Waker),
     /// It was woken, and tries when it is polled.
@@ -256,7 +256,9 @@ impl Queue {
         {
             keeper.woken = Some(now);
         }
-        let State::Sleeps(waker) = std::mem::replace(state, State::Awake) else { return None };
+        let QueuedState::Sleeps(waker) = std::mem::replace(state, QueuedState::Awake) else {
+            return None;
+        };
         Some(waker)
     }
 
@@ -346,14 +348,14 @@ impl Queue {
         let at = turn.and_then(|turn| line.at(turn)).filter(|_| !mutant::on(Mutant::RefusedLast));
         let turn = if let (Some(turn), Some(at)) = (turn, at) {
             line.polled(at);
-            line.queue[at].1 = State::Sleeps(waker);
+            line.queue[at].1 = QueuedState::Sleeps(waker);
             turn
         } else {
             if let Some(at) = turn.and_then(|turn| line.at(turn)) {
                 line.polled(at);
                 line.queue.remove(at);
             }
-            line.queue.push_back((new, State::Sleeps(waker)));
+            line.queue.push_back((new, QueuedState::Sleeps(waker)));
             new
         };
         if why != Refused::Behind {
@@ -369,7 +371,7 @@ impl Queue {
     pub(super) fn is_queued(&mut self, file: u32, turn: Turn, waker: &mut Waker) -> bool {
         let line = self.lines.get_mut(&file).expect("it queues");
         let at = line.at(turn).expect("it has a turn");
-        let State::Sleeps(left) = &mut line.queue[at].1 else { return false };
+        let QueuedState::Sleeps(left) = &mut line.queue[at].1 else { return false };
         std::mem::swap(left, waker);
         true
     }
@@ -390,7 +392,7 @@ impl Queue {
             line.tried = None;
         }
         let waker = match line.queue.remove(at) {
-            Some((_, State::Sleeps(waker))) => Some(waker),
+            Some((_, QueuedState::Sleeps(waker))) => Some(waker),
             _ => None,
         };
         self.list(file);
@@ -403,9 +405,9 @@ impl Queue {
     }
 }
 
-impl State {
+impl QueuedState {
     fn sleeps(&self) -> bool {
-        matches!(self, State::Sleeps(_))
+        matches!(self, QueuedState::Sleeps(_))
     }
 }
 
@@ -424,17 +426,17 @@ impl Line {
     /// The one at `at`, which was woken, is polled.
     fn polled(&mut self, at: usize) {
         match self.queue[at].1 {
-            State::Sleeps(_) => unreachable!("it was woken"),
-            State::Awake => self.awake -= 1,
-            State::PassedOver => self.passed_over -= 1,
+            QueuedState::Sleeps(_) => unreachable!("it was woken"),
+            QueuedState::Awake => self.awake -= 1,
+            QueuedState::PassedOver => self.passed_over -= 1,
         }
     }
 
     /// Those that were woken count no more.
     fn pass_over(&mut self) {
         for (_, state) in &mut self.queue {
-            if matches!(state, State::Awake) {
-                *state = State::PassedOver;
+            if matches!(state, QueuedState::Awake) {
+                *state = QueuedState::PassedOver;
             }
         }
         self.passed_over += std::mem::take(&mut self.awake);

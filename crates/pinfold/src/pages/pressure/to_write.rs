@@ -21,19 +21,19 @@ pub(crate) type Page = (FrameNumber, Identity);
 /// The pages, as who evicts sees them.
 #[derive(Debug, Default)]
 pub(crate) struct ToWrite {
-    pages: Arc<Pages>,
+    pages: Arc<PagesToWrite>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The pages, as a thread sees them that writes.
 #[derive(Debug, Default)]
-pub(crate) struct Pages {
-    now: Mutex<Now>,
+pub(crate) struct PagesToWrite {
+    now: Mutex<WriteQueue>,
     more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Now {
+struct WriteQueue {
     waiting: VecDeque<Page>,
     /// Those that wait, and those that are being written.
     all: HashSet<u32>,
@@ -59,7 +59,7 @@ impl ToWrite {
     }
 
     /// A writing thread's side.
-    pub(crate) fn pages(&self) -> Arc<Pages> {
+    pub(crate) fn pages(&self) -> Arc<PagesToWrite> {
         self.pages.clone()
     }
 
@@ -82,7 +82,7 @@ impl Drop for ToWrite {
     }
 }
 
-impl Pages {
+impl PagesToWrite {
     /// The next pages, `most` or fewer. `None`: the thread shall end.
     pub(crate) fn next(&self, most: usize) -> Option<Vec<Page>> {
         let mut now = self.now.lock();

@@ -202,12 +202,16 @@ impl Readers {
     ///
     /// # Errors
     /// All records are in use.
-    pub(crate) fn register(self: &Arc<Self>) -> Result<Seat> {
+    pub(crate) fn register(self: &Arc<Self>) -> Result<ReaderSeat> {
         self.take(self.seats(), false)
     }
 
     /// A record, a reader's first or a `further` one.
-    fn take(self: &Arc<Self>, mut seats: MutexGuard<'_, Seats>, further: bool) -> Result<Seat> {
+    fn take(
+        self: &Arc<Self>,
+        mut seats: MutexGuard<'_, Seats>,
+        further: bool,
+    ) -> Result<ReaderSeat> {
         let number = seats.take().ok_or(ErrorKind::TooManyReaders { most: READERS_MAX })?;
         seats.further += u64::from(further);
         // Release: pairs with the acquire in `announced`.
@@ -225,10 +229,10 @@ impl Readers {
         // the first load of a version here sees that it is odd.
         fence(Ordering::SeqCst);
         let slots = NonNull::from(&self.record(number).slots);
-        Ok(Seat { slots, readers: self.clone(), barrier, number, further })
+        Ok(ReaderSeat { slots, readers: self.clone(), barrier, number, further })
     }
 
-    fn leave(&self, &Seat { number, barrier, further, .. }: &Seat) {
+    fn leave(&self, &ReaderSeat { number, barrier, further, .. }: &ReaderSeat) {
         for slot in &self.record(number).slots {
             // Release: pairs with the acquire in `look`, for a forgotten guard.
             let relaxed = mutant::on(Mutant::LeaveRelaxed);
@@ -344,7 +348,7 @@ impl Readers {
 
 /// A record in use, unregistered on drop.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ReaderSeat {
     /// In `readers`, which does not move it.
     slots: NonNull<[AtomicU32; SLOTS]>,
     readers: Arc<Readers>,
@@ -353,7 +357,7 @@ pub(crate) struct Seat {
     further: bool,
 }
 
-impl Seat {
+impl ReaderSeat {
     /// Whether it is one of `readers`.
     #[inline(always)]
     pub(crate) fn is_of(&self, readers: &Arc<Readers>) -> bool {
@@ -377,7 +381,7 @@ impl Seat {
     /// Another record for the same reader, with the same kind of fence; `None` if there is none to
     /// be had.
     #[cold]
-    pub(crate) fn further(&self) -> Option<Seat> {
+    pub(crate) fn further(&self) -> Option<ReaderSeat> {
         // A forked child evicts nothing, and the mutex may be locked there for ever.
         if !self.readers.birth.is_here() {
             return None;
@@ -397,7 +401,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ReaderSeat {
     fn drop(&mut self) {
         if crate::base::sync::model_failed() {
             return;

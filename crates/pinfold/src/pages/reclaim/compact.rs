@@ -20,7 +20,7 @@ use crate::base::wait::Woken;
 use crate::frames::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Batch, Candidate, Frozen, To};
+use crate::pages::freeze::{self, Candidate, Candidates, Frozen, To};
 
 /// The most runs that are tried, or looked at for a block.
 const RUNS_MAX: usize = 8;
@@ -193,9 +193,9 @@ fn empty_some(
     woken: &mut Woken,
 ) -> u32 {
     let mut at = frames.start;
-    let mut folios = Vec::with_capacity(Batch::MAX);
-    let mut places = Vec::with_capacity(Batch::MAX);
-    while at < frames.end && folios.len() < Batch::MAX {
+    let mut folios = Vec::with_capacity(Candidates::MAX);
+    let mut places = Vec::with_capacity(Candidates::MAX);
+    while at < frames.end && folios.len() < Candidates::MAX {
         let head = FrameNumber(run.0 + at);
         let folio = Candidate::of(core, head);
         let there =
@@ -210,7 +210,7 @@ fn empty_some(
             places.push(place);
         }
     }
-    let batch = Batch::new(core, folios);
+    let batch = Candidates::new(core, folios);
     let mut moved = Vec::with_capacity(batch.len());
     let mut frozen = batch.freeze(core, To::Move);
     for (n, &place) in places.iter().enumerate() {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
-use super::mapped::Turns;
+use super::mapped::PieceTurns;
 use super::{compact, parts};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
@@ -27,7 +27,7 @@ use crate::frames::{FrameNumber, Identity};
 use crate::mapped::mirror::{Leaving, join};
 use crate::mapped::swap::Swap;
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
+use crate::pages::freeze::{self, Candidate, Candidates, Frozen, FrozenBatch, InUse, To};
 use crate::pages::mapping::{Changing, Mapping};
 
 /// The most folios that one sweep examines.
@@ -35,7 +35,7 @@ pub(crate) const EFFORT_MAX: u32 = crate::base::sizes::SWEEP_EFFORT_MAX;
 
 /// The most folios evicted under one hold of their files' mutexes, for which the fills of these
 /// files wait. A membarrier for so many is a small part of what they cost.
-pub(super) const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
+pub(super) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
 
 /// Two places are taken out as one if there are at most so many pages between them, and in these so
 /// many folios of the arena.
@@ -65,7 +65,7 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
     let mut sweep = Sweep::new(effort_max);
     let hands_over = core.swap.is_some() && !mutant::on(Mutant::EvictorsWrite);
     let if_dirty = if hands_over { IfDirty::HandOver } else { IfDirty::Write };
-    let mut turns = Turns::default();
+    let mut turns = PieceTurns::default();
     let mut handed_over = 0;
     // Ends: the sweep's effort is bounded.
     while let on_their_way = sweep.counts().evicted_pages + handed_over
@@ -93,7 +93,12 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
 }
 
 /// Step 1: a batch, of `pages` pages if they are not mapped.
-fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) -> Vec<Candidate> {
+fn next_folios(
+    core: &Core,
+    sweep: &mut Sweep,
+    turns: &mut PieceTurns,
+    pages: u64,
+) -> Vec<Candidate> {
     // Ends: what the policy offers is bounded by the sweep's effort, and makes pieces wait; each
     // other turn takes from one of these.
     loop {
@@ -112,7 +117,7 @@ fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) ->
                 turns.offer_no_more(core);
                 break;
             };
-            if Turns::concern(core, last) {
+            if PieceTurns::concern(core, last) {
                 victims.pop();
                 turns.offer(core, sweep, last);
             }
@@ -167,7 +172,7 @@ enum IfDirty {
 
 /// Steps 2 to 8. Returns how many pages were handed over.
 fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) -> u64 {
-    let batch = Batch::new(core, folios);
+    let batch = Candidates::new(core, folios);
     let mut evicted = Vec::with_capacity(batch.len());
     let mut stayed = Vec::new();
     let mut frozen = batch.freeze(core, To::Leave);
@@ -218,7 +223,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
 
 /// Hands the dirty folios of the program's own memory among these over, unless somebody uses them.
 /// Returns how many pages.
-fn hand_over(core: &Core, batch: &Batch, stayed: &[(Candidate, InUse)]) -> u64 {
+fn hand_over(core: &Core, batch: &Candidates, stayed: &[(Candidate, InUse)]) -> u64 {
     let own: Vec<u32> =
         batch.mappings().iter().filter(|it| it.own().is_some()).map(|it| it.id).collect();
     let goes = |(folio, why): &&(Candidate, InUse)| {
@@ -231,7 +236,11 @@ fn hand_over(core: &Core, batch: &Batch, stayed: &[(Candidate, InUse)]) -> u64 {
 
 /// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of
 /// `stayed`.
-fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>, now: bool) -> Vec<Candidate> {
+fn write_out(
+    batch: &Candidates,
+    stayed: &mut Vec<(Candidate, InUse)>,
+    now: bool,
+) -> Vec<Candidate> {
     let mut dirty = Vec::new();
     for mapping in batch.mappings() {
         let Some(memory) = mapping.own() else { continue };
@@ -264,7 +273,7 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
 /// Step 5, under the mutexes. The drop of what it returns is the first half of step 6.
 fn leave<'a>(
     core: &Core,
-    batch: &'a Batch,
+    batch: &'a Candidates,
     frozen: &mut FrozenBatch<'_>,
     evicted: &[Candidate],
 ) -> Vec<Leaving<'a>> {

@@ -39,7 +39,7 @@ const OFFERS_MAX: u32 = 1024;
 
 /// The pieces that one eviction takes.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct PieceTurns {
     /// What is left of the piece whose turn it is.
     now: Option<Piece>,
     /// Pieces in a row of which all was used.
@@ -48,7 +48,7 @@ pub(super) struct Turns {
     offers: u32,
 }
 
-impl Turns {
+impl PieceTurns {
     /// Whether the folio at `head` is evicted with its piece.
     pub(super) fn concern(core: &Core, head: FrameNumber) -> bool {
         let frame = core.frames.frame(head);
@@ -240,7 +240,7 @@ mod tests {
         let is_mapped = |pages: Range<u64>| shown.mapped(&[pages]) == [true];
         assert!(is_mapped(9..10), "it was touched");
         core.frames.frame(head(&file, 300)).set_uses(1);
-        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
         turns.offer(core, &mut sweep, head(&file, 9));
         assert!(!is_mapped(0..PAGES), "nothing is mapped");
         assert!(is_mapped(PAGES..PAGES + 1), "the next one is");
@@ -283,7 +283,7 @@ mod tests {
         let shown = &file.handle().mapping.mirror_of_folios().shown;
         let pages: Vec<_> = (0..4).map(|n| n * PAGES + 7..n * PAGES + 8).collect();
         assert_eq!(shown.mapped(&pages), [true; 4]);
-        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
         turns.offer(core, &mut sweep, head(&file, PAGES + 7));
         assert_eq!(shown.mapped(&pages), [false; 4]);
         touch(&map, pages[2].clone());
@@ -300,7 +300,7 @@ mod tests {
         map.advise(0..map.len(), Hint::Random).unwrap();
         touch(&map, 7..8);
         let core = &*file.handle().core;
-        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
         turns.offer(core, &mut sweep, head(&file, 7));
         touch(&map, 0..3 * PAGES);
         core.let_go_of_recent(|_| true);
@@ -322,7 +322,7 @@ mod tests {
         touch(&map, 0..PAGES);
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
-        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
         turns.offer(core, &mut sweep, head(&file, 7));
         turns.offer_no_more(core);
         assert_eq!(turns.next(core, 1000).len() as u64, PAGES);
@@ -338,7 +338,7 @@ mod tests {
         touch(&map, 0..2 * PAGES);
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
-        let (mut sweep, mut turns) = (Sweep::new(1000), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(1000), PieceTurns::default());
         // As the policy offers what came in order.
         for page in 0..PAGES {
             turns.offer(core, &mut sweep, head(&file, page));
@@ -365,7 +365,7 @@ mod tests {
         touch(&map, 0..PAGES);
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
-        let (mut sweep, mut turns) = (Sweep::new(1 << 20), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(1 << 20), PieceTurns::default());
         for offer in 1..OFFERS_MAX {
             turns.offer(core, &mut sweep, head(&file, u64::from(offer) % PAGES));
             assert!(!turns.has_piece(), "offer {offer}");
@@ -381,7 +381,7 @@ mod tests {
         touch(&map, 0..4 * PAGES);
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
-        let (mut sweep, mut turns) = (Sweep::new(1000), Turns::default());
+        let (mut sweep, mut turns) = (Sweep::new(1000), PieceTurns::default());
         let mut none = 0;
         // Ends: the assertion.
         loop {
@@ -412,7 +412,7 @@ mod tests {
         // SAFETY: that memory.
         unsafe { own.write_volatile(9) };
         let core = &*file.handle().core;
-        Turns::default().offer(core, &mut Sweep::new(1), head(&file, 0));
+        PieceTurns::default().offer(core, &mut Sweep::new(1), head(&file, 0));
         // SAFETY: the same.
         let byte = unsafe { own.read_volatile() };
         // SAFETY: mapped above, and not used any more.

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
-use super::queue::{Left, Shared};
+use super::queue::{RingShared, WaitingRequest};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use crate::base::wait;
@@ -53,7 +53,7 @@ struct Flight {
 
 /// The thread's side: owns the ring and everything in flight.
 pub(super) struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<RingShared>,
     ring: IoUring,
     /// Reaches its end when the kernel has released the ring.
     gone: PipeReader,
@@ -68,7 +68,7 @@ pub(super) struct Driver {
 }
 
 /// What the driver does next.
-enum Turn {
+enum DriverStep {
     /// Go into the kernel until something completes.
     Wait,
     /// Something was finished without the kernel.
@@ -79,7 +79,7 @@ enum Turn {
 
 impl Driver {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RingShared>,
         (ring, gone): (IoUring, PipeReader),
         absorbed_max: usize,
     ) -> Self {
@@ -114,9 +114,9 @@ impl Driver {
         loop {
             self.arm_wake();
             match self.take_waiting() {
-                Turn::Wait => self.enter()?,
-                Turn::LookAgain => {}
-                Turn::End => break,
+                DriverStep::Wait => self.enter()?,
+                DriverStep::LookAgain => {}
+                DriverStep::End => break,
             }
             let mut absorbed = Ok(());
             wait::together(|| absorbed = self.absorb());
@@ -186,10 +186,10 @@ impl Driver {
     }
 
     /// Puts the requests that have got a slot into the submission queue.
-    fn take_waiting(&mut self) -> Turn {
+    fn take_waiting(&mut self) -> DriverStep {
         let mut state = self.shared.state.lock();
         if state.closing && state.taken == 0 {
-            return Turn::End;
+            return DriverStep::End;
         }
         let stops = std::mem::take(&mut state.stops);
         let begun = std::mem::take(&mut state.begun);
@@ -206,11 +206,11 @@ impl Driver {
             self.cancel_stopped();
         }
         if ended.is_empty() {
-            return Turn::Wait;
+            return DriverStep::Wait;
         }
         self.finish(ended);
         // They may have been the last, and `close` may have sent its wake-up already.
-        Turn::LookAgain
+        DriverStep::LookAgain
     }
 
     /// The same for those that have got one while the driver is awake.
@@ -222,7 +222,7 @@ impl Driver {
     }
 
     /// Adds what ended without the kernel to `ended`.
-    fn launch_all(&mut self, begun: VecDeque<Left>, ended: &mut Vec<Ended>) {
+    fn launch_all(&mut self, begun: VecDeque<WaitingRequest>, ended: &mut Vec<Ended>) {
         for (file, request) in begun {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
@@ -403,20 +403,20 @@ impl Driver {
 /// A request that is over, what came of it, and the file of which it had a slot, if it had one.
 type Ended = (Option<Arc<Descriptor>>, Request, io::Result<usize>);
 
-impl From<Box<Flight>> for Left {
-    fn from(flight: Box<Flight>) -> Left {
+impl From<Box<Flight>> for WaitingRequest {
+    fn from(flight: Box<Flight>) -> WaitingRequest {
         (flight.file, flight.request)
     }
 }
 
 /// Carries out the remaining requests from their first byte, on a thread for each file, so that
 /// none waits for another file's. If a thread cannot be started, its requests end with that error.
-fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
-    let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
+fn read_plainly(left: Vec<WaitingRequest>) -> Vec<JoinHandle<()>> {
+    let mut by_file: HashMap<*const Descriptor, Vec<WaitingRequest>> = HashMap::new();
     for (file, request) in left {
         by_file.entry(Arc::as_ptr(&file)).or_default().push((file, request));
     }
-    let read = |requests: Vec<Left>| {
+    let read = |requests: Vec<WaitingRequest>| {
         for (file, request) in requests {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             let result = stopped.and_then(|()| file.carry_out(&request));

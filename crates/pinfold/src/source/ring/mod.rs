@@ -1,7 +1,7 @@
 //! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
 //! # Submitters and driver
-//! A submitter puts requests in `State` under the mutex and, if the driver is asleep,
+//! A submitter puts requests in `RingState` under the mutex and, if the driver is asleep,
 //! writes to an eventfd that the ring itself reads. The driver takes all that have a slot, hands
 //! them to the kernel with one system call, and in the same call waits for the next completion.
 //!
@@ -32,7 +32,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use driver::Driver;
-use queue::{Shared, State};
+use queue::{RingShared, RingState};
 
 /// The driver wakes the futures that waited for what it has finished after so many requests at the
 /// latest.
@@ -41,7 +41,7 @@ pub(super) const ABSORBED_MAX: usize = 64;
 /// The submitters' side of a ring.
 #[derive(Debug)]
 pub(super) struct Ring {
-    shared: Arc<Shared>,
+    shared: Arc<RingShared>,
     driver: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -56,7 +56,8 @@ impl Ring {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let ahead = ahead.min(depth);
-        let shared = Arc::new(Shared { state: Mutex::new(State::new(depth)), wake, depth, ahead });
+        let shared =
+            Arc::new(RingShared { state: Mutex::new(RingState::new(depth)), wake, depth, ahead });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);

@@ -29,22 +29,22 @@ use std::sync::Arc;
 use crate::base::sync::locks::Mutex;
 use crate::source::descriptor::Descriptor;
 use crate::source::request::Request;
-use crate::source::waiting::Waiting;
+use crate::source::waiting::RequestQueues;
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+pub(super) struct RingShared {
+    pub(super) state: Mutex<RingState>,
     pub(super) wake: OwnedFd,
     pub(super) depth: usize,
     pub(super) ahead: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct RingState {
     // Mostly of one or two.
-    files: BTreeMap<Key, Served>,
+    files: BTreeMap<DescriptorKey, FileWithSlots>,
     /// Requests with a slot that the driver has not seen.
-    pub(super) begun: VecDeque<Left>,
+    pub(super) begun: VecDeque<WaitingRequest>,
     /// Slots that no request has.
     free: usize,
     pub(super) taken: usize,
@@ -58,22 +58,22 @@ pub(super) struct State {
 
 /// Where a file's descriptor is. A file is listed only while it has a request, which has a share in
 /// its descriptor.
-type Key = usize;
+type DescriptorKey = usize;
 
-fn key(file: &Arc<Descriptor>) -> Key {
+fn key(file: &Arc<Descriptor>) -> DescriptorKey {
     Arc::as_ptr(file).addr()
 }
 
 /// A file that has slots. Only such a file has requests that wait for one.
 #[derive(Debug, Default)]
-struct Served {
+struct FileWithSlots {
     slots: usize,
-    waiting: Waiting<Left>,
+    waiting: RequestQueues<WaitingRequest>,
 }
 
-impl State {
+impl RingState {
     pub(super) fn new(depth: usize) -> Self {
-        State {
+        RingState {
             files: BTreeMap::new(),
             begun: VecDeque::new(),
             free: depth,
@@ -105,12 +105,12 @@ impl State {
     }
 
     /// Whether the file may have one more slot; see the head of the file.
-    fn may_have(&self, file: Key) -> bool {
+    fn may_have(&self, file: DescriptorKey) -> bool {
         let slots = self.files.get(&file).map_or(0, |served| served.slots);
         slots < self.free
     }
 
-    fn begin(&mut self, left: Left) {
+    fn begin(&mut self, left: WaitingRequest) {
         self.free -= 1;
         self.files.entry(key(&left.0)).or_default().slots += 1;
         self.begun.push_back(left);
@@ -133,13 +133,14 @@ impl State {
     }
 
     /// A file with requests that wait which may have a slot: `first`, or any.
-    fn in_want(&self, first: Key) -> Option<Key> {
-        let waits = |file: &Key| !self.files[file].waiting.is_empty() && self.may_have(*file);
+    fn in_want(&self, first: DescriptorKey) -> Option<DescriptorKey> {
+        let waits =
+            |file: &DescriptorKey| !self.files[file].waiting.is_empty() && self.may_have(*file);
         Some(first).filter(waits).or_else(|| self.files.keys().copied().find(waits))
     }
 
     /// All requests that the driver has not seen, and that wait.
-    pub(super) fn take_all(&mut self) -> Vec<Left> {
+    pub(super) fn take_all(&mut self) -> Vec<WaitingRequest> {
         let mut all: Vec<_> = std::mem::take(&mut self.begun).into();
         for served in self.files.values_mut() {
             all.extend(std::mem::take(&mut served.waiting).into_all());
@@ -148,7 +149,7 @@ impl State {
     }
 
     /// Those that wait and were asked to stop.
-    pub(super) fn take_stopped(&mut self) -> Vec<Left> {
+    pub(super) fn take_stopped(&mut self) -> Vec<WaitingRequest> {
         let mut stopped = Vec::new();
         for served in self.files.values_mut() {
             stopped.extend(served.waiting.take_if(|left| left.1.stop().is_some()));
@@ -157,7 +158,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl RingShared {
     /// Makes the driver look for requests that were asked to stop.
     pub(super) fn stop_some(&self) {
         let mut state = self.state.lock();
@@ -177,4 +178,4 @@ impl Shared {
 }
 
 /// A request that the kernel does not have.
-pub(super) type Left = (Arc<Descriptor>, Request);
+pub(super) type WaitingRequest = (Arc<Descriptor>, Request);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
-use crate::source::waiting::Waiting;
+use crate::source::waiting::RequestQueues;
 use crate::source::{Memory, Start};
 
 const LEN: usize = 3_000_001;
@@ -520,7 +520,7 @@ fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
 fn one_of_eight_is_a_read_ahead_if_any_waits() {
     let (tell, _told) = channel();
     let order = || {
-        let mut waiting = Waiting::default();
+        let mut waiting = RequestQueues::default();
         for n in 0..20 {
             let request = request(n, 1, 1, &tell);
             waiting.push(((), if n < 2 { request } else { request.awaited() }));

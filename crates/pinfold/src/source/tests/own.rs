@@ -9,7 +9,7 @@ use super::opening::forbid;
 use super::*;
 use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::{Descriptor, Iovecs};
-use crate::source::own_ring::{Carrier, READS_MAX, Reads, Slots};
+use crate::source::own_ring::{BatchReads, Carrier, IovecSlots, READS_MAX};
 
 const READS: usize = 3 * READS_MAX + 5;
 const LEN: usize = READS * PAGE - 77;
@@ -178,9 +178,9 @@ fn is_each_itself(seed: u64) -> Result<(), String> {
     let mut readings = offsets.iter().zip(&memory).map(to_read);
     let (early, has_first) = (numbers.below(2) == 0, numbers.below(2) == 0);
     let mut device = Device { numbers, pushed: Vec::new(), given_back: [0; DEVICE_READS] };
-    let mut slots = Slots::default();
+    let mut slots = IovecSlots::default();
     let first = if has_first { readings.next() } else { None };
-    let reads = Reads::of(&mut device, &mut slots, &file);
+    let reads = BatchReads::of(&mut device, &mut slots, &file);
     let (flights, ended) = reads.carry_out(first, || readings.collect(), early);
     ended.map_err(|cause| cause.to_string())?;
     for (n, ((flight, &offset), lent)) in flights.into_iter().zip(&offsets).zip(&memory).enumerate()
@@ -245,12 +245,12 @@ fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
     let mut readings = memory.iter().map(|lent| (0, vec![lent.extent()]));
     let first = readings.next();
     let mut device = Submissions { of_each_call: of_each_call.clone(), new: 0, pushed: Vec::new() };
-    let (mut slots, mut before) = (Slots::default(), 0);
+    let (mut slots, mut before) = (IovecSlots::default(), 0);
     let others = || {
         before = of_each_call.borrow().iter().sum();
         readings.collect()
     };
-    let reads = Reads::of(&mut device, &mut slots, &file);
+    let reads = BatchReads::of(&mut device, &mut slots, &file);
     let (flights, ended) = reads.carry_out(first, others, early);
     ended.unwrap();
     assert!(flights.iter().all(|it| matches!(it.result, Some(Ok(BLOCK)))));

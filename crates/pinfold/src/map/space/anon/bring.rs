@@ -24,15 +24,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::protect::Protection;
-use super::{Area, Order, Origin, STREAMS, calls};
+use super::{AccessOrder, Area, Origin, STREAMS, calls};
 use crate::base::counters::Event;
 use crate::base::wait;
 use crate::error::{ErrorKind, Result};
 use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
 use crate::map::lend;
-use crate::map::space::vma::Access;
-use crate::mapped::swap::pages::{IsWriting, State, Unused};
+use crate::map::space::vma::FaultAccess;
+use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
 use crate::mapped::swap::slots::Slot;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
@@ -54,10 +54,10 @@ struct Zeros([u8; RUN_MAX as usize * PAGE_BYTES]);
 const BUSY_NAP: Duration = Duration::from_millis(1);
 
 /// What a fault finds.
-enum Look<'a> {
+enum OwnLook<'a> {
     There,
     OnItsWay(Held<'a>),
-    Absent(Run),
+    Absent(RunToBring),
 }
 
 /// What became of a run.
@@ -72,17 +72,17 @@ enum Filled {
 
 /// Pages that can come at once.
 #[derive(Clone, Debug)]
-struct Run {
+struct RunToBring {
     first: u64,
     /// What each of them is.
-    states: Vec<State>,
+    states: Vec<PageState>,
     /// It comes with what the program stores, and not with its bytes.
     is_replaced: bool,
 }
 
-impl Run {
-    fn of(first: u64, state: State) -> Self {
-        Run { first, states: vec![state], is_replaced: false }
+impl RunToBring {
+    fn of(first: u64, state: PageState) -> Self {
+        RunToBring { first, states: vec![state], is_replaced: false }
     }
 }
 
@@ -95,13 +95,13 @@ struct Coming {
 impl Area {
     /// Whether the access to `page` can be repeated. Pages of zeros come at once if there is
     /// memory; nothing is read.
-    pub(crate) fn look(&self, handle: &Handle, page: u64, access: Access) -> Result<bool> {
+    pub(crate) fn look(&self, handle: &Handle, page: u64, access: FaultAccess) -> Result<bool> {
         match self.find(handle, page, access)? {
-            Look::There => Ok(true),
-            Look::Absent(run) if self.is_zeros(&run) => {
+            OwnLook::There => Ok(true),
+            OwnLook::Absent(run) if self.is_zeros(&run) => {
                 Ok(now(self.fill(handle, page, run, access, None))? == Filled::Came)
             }
-            Look::OnItsWay(_) | Look::Absent(_) => Ok(false),
+            OwnLook::OnItsWay(_) | OwnLook::Absent(_) => Ok(false),
         }
     }
 
@@ -113,7 +113,7 @@ impl Area {
         &self,
         handle: &Handle,
         page: u64,
-        access: Access,
+        access: FaultAccess,
         waiter: Waiter<'_>,
     ) -> Result<()> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
@@ -122,12 +122,12 @@ impl Area {
         // one in which another was faster.
         loop {
             match self.find(handle, page, access)? {
-                Look::There => return Ok(()),
-                Look::OnItsWay(held) => wait_for(core, &held, waiter).await,
-                Look::Absent(run) if run.states[0] == State::Lost => {
+                OwnLook::There => return Ok(()),
+                OwnLook::OnItsWay(held) => wait_for(core, &held, waiter).await,
+                OwnLook::Absent(run) if run.states[0] == PageState::Lost => {
                     return Err(Area::lost(mapping, page));
                 }
-                Look::Absent(run) => {
+                OwnLook::Absent(run) => {
                     let bringing = lend::bringing(core, run.states.len() as u32, waiter).await;
                     match self.fill(handle, page, run, access, Some(waiter)).await? {
                         Filled::Came => return Ok(()),
@@ -156,17 +156,19 @@ impl Area {
         let core = &*handle.core;
         // Ends: as in `bring`.
         loop {
-            match self.find(handle, page, Access::Store)? {
-                Look::There => return Ok(()),
-                Look::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
-                Look::Absent(run) if matches!(run.states[0], State::Swapped(_) | State::Lost) => {
+            match self.find(handle, page, FaultAccess::Store)? {
+                OwnLook::There => return Ok(()),
+                OwnLook::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
+                OwnLook::Absent(run)
+                    if matches!(run.states[0], PageState::Swapped(_) | PageState::Lost) =>
+                {
                     let _bringing = now(lend::bringing(core, 1, Waiter::Thread));
-                    if self.replace(handle, Run::of(page, run.states[0]), bytes)? {
+                    if self.replace(handle, RunToBring::of(page, run.states[0]), bytes)? {
                         return Ok(());
                     }
                 }
-                Look::Absent(_) => {
-                    return now(self.bring(handle, page, Access::Store, Waiter::Thread));
+                OwnLook::Absent(_) => {
+                    return now(self.bring(handle, page, FaultAccess::Store, Waiter::Thread));
                 }
             }
         }
@@ -187,12 +189,12 @@ impl Area {
         }
     }
 
-    fn is_zeros(&self, run: &Run) -> bool {
-        matches!(self.origin, Origin::Zeros) && run.states[0] == State::Origin
+    fn is_zeros(&self, run: &RunToBring) -> bool {
+        matches!(self.origin, Origin::Zeros) && run.states[0] == PageState::Origin
     }
 
     /// Step 1.
-    fn find<'a>(&self, handle: &'a Handle, page: u64, access: Access) -> Result<Look<'a>> {
+    fn find<'a>(&self, handle: &'a Handle, page: u64, access: FaultAccess) -> Result<OwnLook<'a>> {
         handle.core.check_owner()?;
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         // Ends: each turn but the last follows one in which a page left the index that was brought.
@@ -203,20 +205,20 @@ impl Area {
                 return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
             }
             let Some(head) = changing.head(page) else {
-                return Ok(Look::Absent(self.run(&mut changing, page)));
+                return Ok(OwnLook::Absent(self.run(&mut changing, page)));
             };
             if core.frames.frame(head).is_changing() {
                 let held = core.hold_under_change(head);
                 let path = || mapping.path.clone();
                 return held
-                    .map(Look::OnItsWay)
+                    .map(OwnLook::OnItsWay)
                     .ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into());
             }
             if !self.is_absent(page) {
-                if access == Access::Store {
+                if access == FaultAccess::Store {
                     self.store(core, &mut changing, page);
                 }
-                return Ok(Look::There);
+                return Ok(OwnLook::There);
             }
             let missed = Area::miss(core, &mut changing, page);
             drop(changing);
@@ -233,27 +235,27 @@ impl Area {
     }
 
     /// Which absent pages can come together with `page`.
-    fn run(&self, changing: &mut Changing<'_>, page: u64) -> Run {
+    fn run(&self, changing: &mut Changing<'_>, page: u64) -> RunToBring {
         let state = changing.own().expect("own memory has states").get(page);
-        let mut run = Run::of(page, state);
+        let mut run = RunToBring::of(page, state);
         let goes_on = match self.order() {
-            Order::Random => false,
-            Order::Sequential => true,
-            Order::Unknown => page == 0 || self.is_expected(page),
+            AccessOrder::Random => false,
+            AccessOrder::Sequential => true,
+            AccessOrder::Unknown => page == 0 || self.is_expected(page),
         };
         let end = if goes_on { self.pages().min(page + RUN_MAX) } else { page + 1 };
         for next in page + 1..end {
             let fits = match (state, changing.own().map(|pages| pages.get(next))) {
-                (State::Swapped(Slot(first)), Some(State::Swapped(Slot(slot)))) => {
+                (PageState::Swapped(Slot(first)), Some(PageState::Swapped(Slot(slot)))) => {
                     u64::from(slot) == u64::from(first) + (next - page)
                 }
-                (State::Origin, Some(State::Origin)) => true,
+                (PageState::Origin, Some(PageState::Origin)) => true,
                 _ => false,
             };
             if !fits || changing.head(next).is_some() {
                 break;
             }
-            run.states.push(State::Origin);
+            run.states.push(PageState::Origin);
             *run.states.last_mut().expect("just pushed") =
                 changing.own().expect("own memory has states").get(next);
         }
@@ -282,8 +284,8 @@ impl Area {
         &self,
         handle: &Handle,
         page: u64,
-        mut run: Run,
-        access: Access,
+        mut run: RunToBring,
+        access: FaultAccess,
         waiter: Option<Waiter<'_>>,
     ) -> Result<Filled> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
@@ -303,7 +305,7 @@ impl Area {
             } else {
                 AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES)
             };
-            if run.states[0] == State::Origin && !zeros {
+            if run.states[0] == PageState::Origin && !zeros {
                 match self.read_origin(page, &mut buffer, waiter).await {
                     Ok(pages) => {
                         run.states.truncate(pages);
@@ -347,7 +349,7 @@ impl Area {
     /// Step 2: a lent folio for the first page, and for as many others as there is memory for.
     fn allocate(
         handle: &Handle,
-        run: &Run,
+        run: &RunToBring,
         waiter: Option<Waiter<'_>>,
     ) -> Result<Vec<FrameNumber>> {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
@@ -387,17 +389,17 @@ impl Area {
 
     /// Steps 2, 4, 6 and 7 for a run of one page, all of which is stored to. False: another thread
     /// was faster.
-    fn replace(&self, handle: &Handle, run: Run, bytes: &[u8]) -> Result<bool> {
+    fn replace(&self, handle: &Handle, run: RunToBring, bytes: &[u8]) -> Result<bool> {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
         let got = reclaim::allocate_lent(core, frames::Order::MIN, true);
         let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
         let Some((head, _)) = got else { return Ok(false) };
-        let run = Run { is_replaced: true, ..run };
+        let run = RunToBring { is_replaced: true, ..run };
         let coming = self.insert(handle, &run, &[head], true)?.unwrap_or_default();
         if coming.is_empty() {
             return Ok(false);
         }
-        let landed = self.land(handle, &coming, &run, bytes, Ok(()), Access::Store);
+        let landed = self.land(handle, &coming, &run, bytes, Ok(()), FaultAccess::Store);
         landed.map_err(|why| Area::refused(mapping, "bring", &(page..page + 1), why))?;
         Ok(true)
     }
@@ -405,10 +407,10 @@ impl Area {
     fn read_error(
         mapping: &Mapping,
         page: u64,
-        state: State,
+        state: PageState,
         error: std::io::Error,
     ) -> crate::error::Error {
-        if let State::Swapped(_) = state {
+        if let PageState::Swapped(_) = state {
             let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
             return ErrorKind::SwapRead { name, offset, cause: std::sync::Arc::new(error) }.into();
         }
@@ -420,7 +422,7 @@ impl Area {
     fn insert(
         &self,
         handle: &Handle,
-        run: &Run,
+        run: &RunToBring,
         frames: &[FrameNumber],
         needed: bool,
     ) -> Result<Option<Vec<Coming>>> {
@@ -482,12 +484,12 @@ impl Area {
     /// Step 5: the first `bytes` bytes of the buffer, which comes back.
     async fn read(
         core: &Core,
-        first: State,
+        first: PageState,
         mut to: AlignedBuffer,
         bytes: usize,
         waiter: Option<Waiter<'_>>,
     ) -> (AlignedBuffer, std::io::Result<()>) {
-        let State::Swapped(slot) = first else { return (to, Ok(())) };
+        let PageState::Swapped(slot) = first else { return (to, Ok(())) };
         let Some(swap) = &core.swap else {
             return (to, Err(std::io::Error::other("there is no swap")));
         };
@@ -519,10 +521,10 @@ impl Area {
         &self,
         handle: &Handle,
         coming: &[Coming],
-        run: &Run,
+        run: &RunToBring,
         bytes: &[u8],
         mut read: std::io::Result<()>,
-        access: Access,
+        access: FaultAccess,
     ) -> std::io::Result<()> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let zeros = self.is_zeros(run);
@@ -539,7 +541,7 @@ impl Area {
                 n += 1;
                 continue;
             }
-            let stores = access == Access::Store && (n == 0 || zeros);
+            let stores = access == FaultAccess::Store && (n == 0 || zeros);
             let same = |it: &&Coming| is_wanted(it) && (zeros || !stores);
             let end = n + 1 + coming[n + 1..].iter().take_while(same).count();
             let pages = coming[n].page..coming[n].page + (end - n) as u64;

@@ -6,7 +6,7 @@ use super::protect::Protection;
 use super::{Area, pages_of};
 use crate::error::{ErrorKind, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
-use crate::map::space::vma::Access;
+use crate::map::space::vma::FaultAccess;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
@@ -16,7 +16,7 @@ use crate::pages::mapping::Changing;
 pub(in crate::map::space) const HELD_SHARE: u32 = 4;
 
 /// What is copied of a page.
-pub(in crate::map::space) enum Part<'a> {
+pub(in crate::map::space) enum CopyPart<'a> {
     /// From this byte on.
     Load(usize, &'a mut [u8]),
     /// To this byte and those that follow.
@@ -107,11 +107,13 @@ impl Area {
         &self,
         handle: &Handle,
         page: u64,
-        copy: Part<'_>,
+        copy: CopyPart<'_>,
     ) -> Result<()> {
         let (access, whole) = match &copy {
-            Part::Load(..) => (Access::Load, None),
-            Part::Store(_, bytes) => (Access::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes)),
+            CopyPart::Load(..) => (FaultAccess::Load, None),
+            CopyPart::Store(_, bytes) => {
+                (FaultAccess::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes))
+            }
         };
         // Whether the page was looked up in the page table, as it could not be copied before.
         let mut looks = false;
@@ -122,8 +124,8 @@ impl Area {
             let (changing, _) = self.there(handle, page, access, whole, is_absent)?;
             let at = self.address(page).addr();
             let copied = match &mut copy {
-                Part::Load(from, to) => self.proc.load(at + *from, to),
-                Part::Store(to, bytes) => self.proc.store(at + *to, bytes),
+                CopyPart::Load(from, to) => self.proc.load(at + *from, to),
+                CopyPart::Store(to, bytes) => self.proc.store(at + *to, bytes),
             };
             let Err(why) = copied else { return Ok(()) };
             if !self.is_absent(page) {
@@ -141,7 +143,7 @@ impl Area {
     /// As [`copy`](Self::copy); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
         let is_absent = || self.is_absent(page);
-        let (changing, head) = self.there(handle, page, Access::Store, None, is_absent)?;
+        let (changing, head) = self.there(handle, page, FaultAccess::Store, None, is_absent)?;
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
@@ -154,15 +156,15 @@ impl Area {
         &self,
         handle: &'a Handle,
         page: u64,
-        access: Access,
+        access: FaultAccess,
         whole: Option<&[u8]>,
         is_absent: impl Fn() -> bool,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?; // before the mutex, which a forked child may find locked
         let least = match access {
-            Access::Load => Protection::Read,
-            Access::Store => Protection::ReadWrite,
+            FaultAccess::Load => Protection::Read,
+            FaultAccess::Store => Protection::ReadWrite,
         };
         // Ends: each turn but the last brings the page; it seldom leaves right after it came.
         loop {
@@ -181,7 +183,7 @@ impl Area {
                 }
                 continue;
             };
-            if access == Access::Store {
+            if access == FaultAccess::Store {
                 self.store(core, &mut changing, page);
             }
             return Ok((changing, head));

@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use hold::HeldRange;
-pub(super) use hold::{HELD_SHARE, Part};
+pub(super) use hold::{CopyPart, HELD_SHARE};
 pub(super) use out::pages_of;
 pub(super) use proc::Proc;
 pub use protect::Protection;
@@ -119,7 +119,7 @@ struct Writes {
 
 /// In which order the pages are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum AccessOrder {
     Unknown,
     Sequential,
     Random,
@@ -146,7 +146,7 @@ impl Area {
             core,
             origin,
             closed: AtomicBool::new(false),
-            order: AtomicU8::new(Order::Unknown as u8),
+            order: AtomicU8::new(AccessOrder::Unknown as u8),
             protection: AtomicU8::new(0), // nothing is allowed yet
             streams: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             next_stream: AtomicU32::new(0),
@@ -176,12 +176,12 @@ impl Area {
         start + (pages.start << PAGE_SHIFT) as usize..start + (pages.end << PAGE_SHIFT) as usize
     }
 
-    fn order(&self) -> Order {
+    fn order(&self) -> AccessOrder {
         // Relaxed: a hint.
         match self.order.load(Ordering::Relaxed) {
-            1 => Order::Sequential,
-            2 => Order::Random,
-            _ => Order::Unknown,
+            1 => AccessOrder::Sequential,
+            2 => AccessOrder::Random,
+            _ => AccessOrder::Unknown,
         }
     }
 

@@ -31,8 +31,8 @@ use super::{Area, Origin, calls};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::swap::pages::{self, IsWriting, Pages, State, Unused, Written};
-use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
+use crate::mapped::swap::pages::{self, IsWriting, PageState, PageStates, Unused, Written};
+use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, SwapSlots};
 use crate::mapped::swap::{Why, add};
 use crate::pages::core::Core;
 use crate::pages::freeze::Candidate;
@@ -59,7 +59,7 @@ impl OwnMemory for Area {
         calls::take_out(&self.addresses(&pages));
     }
 
-    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused> {
+    fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused> {
         self.distrust_pages(states, pages)
     }
 
@@ -94,7 +94,7 @@ impl Area {
         };
         let states = changing.own().expect("own memory has states");
         let mut dirty: Vec<u64> =
-            there.into_iter().filter(|&page| states.get(page) == State::Dirty).collect();
+            there.into_iter().filter(|&page| states.get(page) == PageState::Dirty).collect();
         // What is not there cannot be read.
         let gone = self.miss_absent(core, &mut changing, &mut dirty);
         let states = changing.own().expect("own memory has states");
@@ -106,7 +106,7 @@ impl Area {
                 // Relaxed: it only has to differ from others.
                 let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
                 let all = swap.map_or(0, |swap| swap.slots().all());
-                with_slots.push((page, Slots::none(all, nth)));
+                with_slots.push((page, SwapSlots::none(all, nth)));
             } else if let Some(swap) = open {
                 add(&swap.counters.full, 1);
                 swap.rest(Why::Full);

@@ -26,8 +26,8 @@ use super::{Area, calls};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Error;
 use crate::frames::FrameNumber;
-use crate::mapped::pagemap::Entry;
-use crate::mapped::swap::pages::{IsWriting, Pages, Seen, Unused};
+use crate::mapped::pagemap::PagemapEntry;
+use crate::mapped::swap::pages::{IsWriting, PageStates, Seen, Unused};
 use crate::pages::core::Core;
 use crate::pages::mapping::{Changing, Mapping};
 
@@ -35,12 +35,12 @@ impl Area {
     /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
     pub(super) fn is_absent(&self, page: u64) -> bool {
         let at = self.address(page).addr();
-        self.proc.table.entry(at).is_ok_and(Entry::is_absent)
+        self.proc.table.entry(at).is_ok_and(PagemapEntry::is_absent)
     }
 
     /// Of these pages, in rising order, those that could leave memory and are not protected any more
     /// count as stored to. Returns slots that are of no more use.
-    pub(super) fn distrust_pages(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused> {
+    pub(super) fn distrust_pages(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused> {
         let clean: Vec<u64> =
             pages.iter().copied().filter(|&page| states.may_leave(page)).collect();
         if clean.is_empty() {
@@ -59,7 +59,7 @@ impl Area {
 
     /// What the page table has for these pages, in rising order: one system call for adjacent ones.
     fn seen(&self, pages: &[u64]) -> Vec<Option<Seen>> {
-        let seen = |entry: Entry| match entry {
+        let seen = |entry: PagemapEntry| match entry {
             entry if entry.is_absent() => Seen::Absent,
             entry if entry.is_protected() => Seen::Protected,
             _ => Seen::Open,

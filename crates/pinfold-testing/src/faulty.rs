@@ -112,11 +112,11 @@ pub struct FaultyCounts {
 #[derive(Debug)]
 pub struct Faulty {
     inner: Arc<dyn Source>,
-    state: Mutex<State>,
+    state: Mutex<FaultyState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultyState {
     rules: Vec<(Rule, u64)>,
     counts: FaultyCounts,
 }
@@ -161,7 +161,7 @@ impl Faulty {
     }
 }
 
-impl State {
+impl FaultyState {
     fn next_fault(
         &mut self,
         operation: Operation,

@@ -137,7 +137,7 @@ impl Owner {
 
 /// A file, and what must be read from it.
 #[derive(Debug)]
-struct Subject {
+struct ScriptFile {
     file: File,
     owner: Owner,
     pattern: Pattern,
@@ -157,7 +157,7 @@ pub fn replay(script: &Script, dir: &Path) -> Result<(), String> {
     let mut subjects = Vec::new();
     for (n, &bytes) in script.lengths.iter().enumerate() {
         let real = n >= script.lengths.len().div_ceil(2);
-        subjects.push(Subject::new(&cache, n, bytes.min(FILE_MAX_BYTES), real.then_some(dir))?);
+        subjects.push(ScriptFile::new(&cache, n, bytes.min(FILE_MAX_BYTES), real.then_some(dir))?);
     }
     if subjects.is_empty() {
         return Ok(());
@@ -177,7 +177,7 @@ pub fn replay(script: &Script, dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn run(cache: &Cache, subjects: &mut [Subject], step: &Step) -> Result<(), String> {
+fn run(cache: &Cache, subjects: &mut [ScriptFile], step: &Step) -> Result<(), String> {
     let count = subjects.len();
     let which = match *step {
         Step::Compact => {
@@ -228,7 +228,7 @@ fn range(offset: u64, bytes: u64) -> Range<u64> {
     offset..offset.saturating_add(bytes)
 }
 
-impl Subject {
+impl ScriptFile {
     fn new(cache: &Cache, n: usize, bytes: u64, dir: Option<&Path>) -> Result<Self, String> {
         let pattern = Pattern::new(1, n as u16);
         let now = pattern.to_vec(bytes as usize);
@@ -241,7 +241,7 @@ impl Subject {
             (Owner::Memory(memory.clone()), cache.attach("memory", memory))
         };
         let file = file.map_err(|error| error.to_string())?;
-        Ok(Subject { file, owner, pattern, recorded: now.clone(), now })
+        Ok(ScriptFile { file, owner, pattern, recorded: now.clone(), now })
     }
 
     /// Whether the source is still as the cache was told.

@@ -1,7 +1,7 @@
 //! Reads a crate's files into a [`Tree`].
 //!
 //! Code for tests and models only is left out: items, statements and fields under a `cfg` that
-//! needs `test` or `loom`.
+//! needs `test`, `loom` or `shuttle`.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,7 +13,7 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Meta, Token, UseTree, Visibility};
 
-use super::tree::{Bound, Import, Mention, Methods, Tree};
+use super::tree::{Bound, Import, Mention, Methods, Tree, Type};
 
 /// Reads the crates whose roots, a library's and a program's, are these files of the folder `src`.
 pub(super) fn read(src: &Path, roots: &[&str]) -> Result<Vec<Tree>> {
@@ -284,6 +284,10 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             }
             _ => {}
         }
+        if let (Some(name), true) = (name, is_type(item)) {
+            let (name, line) = (name.to_string(), name.span().start().line);
+            self.tree.modules[self.here].types.push(Type { name, line });
+        }
         if let Some(name) = name.filter(|_| self.blocks == 0) {
             self.bind(&name.to_string(), Bound::Item);
         }
@@ -409,6 +413,11 @@ fn parts(item: &Item) -> (&[Attribute], Option<&syn::Ident>) {
     }
 }
 
+fn is_type(item: &Item) -> bool {
+    let is_alias = matches!(item, Item::TraitAlias(_) | Item::Type(_));
+    is_alias || matches!(item, Item::Enum(_) | Item::Struct(_) | Item::Trait(_) | Item::Union(_))
+}
+
 /// Whether a `cfg` among `attributes` needs a test or a model.
 fn is_left_out(attributes: &[Attribute]) -> bool {
     attributes.iter().filter(|a| a.path().is_ident("cfg")).any(|attribute| {
@@ -416,10 +425,10 @@ fn is_left_out(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Whether a condition holds where neither `test` nor `loom` is set; nothing if it may or may not.
+/// Whether a condition holds where `test`, `loom` and `shuttle` are not set; nothing if it may or may not.
 fn holds(condition: &Meta) -> Option<bool> {
     let Meta::List(list) = condition else {
-        let never = condition.path().is_ident("test") || condition.path().is_ident("loom");
+        let never = ["test", "loom", "shuttle"].iter().any(|it| condition.path().is_ident(it));
         return never.then_some(false);
     };
     let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;

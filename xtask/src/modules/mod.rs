@@ -1,5 +1,5 @@
-//! `cargo xtask modules`: the modules of each crate import each other without a circle, and no floor
-//! of a crate that has floors imports from one above it.
+//! `cargo xtask modules`: the modules of each crate import each other without a circle, no floor of a
+//! crate that has floors imports from one above it, and no two types of a crate have the same name.
 
 mod circle;
 mod depend;
@@ -9,6 +9,7 @@ mod named;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -25,11 +26,17 @@ use self::tree::Tree;
 /// Sources that have floors, and the document with their picture.
 const FLOORS: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
 
+/// Crates in which types may share a name.
+const HOMONYMS: [&str; 1] = ["crates/pinfold-cli"];
+
+/// Files whose types stand in for those of the same names: std's locks, where no model runs.
+const STAND_INS: [&str; 1] = ["crates/pinfold/src/base/sync/locks.rs"];
+
 /// Where comments and documents name files.
 const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main.rs"];
 
-/// Check that the modules of each crate import each other without a circle, and that none imports
-/// from a floor above
+/// Check that the modules of each crate import each other without a circle, that none imports from
+/// a floor above, and that each type has a name of its own
 ///
 /// The rule holds in each folder by itself. The files in it, its own file (mod.rs, lib.rs, main.rs)
 /// among them, and the folders in it must not depend on each other in a circle. Seen from outside,
@@ -40,7 +47,10 @@ const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main
 /// by way of a mod.rs belongs to the file that defines it. So neither `mod x;` nor a `pub use` of
 /// something further down is a dependency; a `pub use` of anything else is one, on both sides.
 ///
-/// What only tests and models have (a cfg that needs `test` or `loom`) is left out.
+/// What only tests and models have (a cfg that needs `test`, `loom` or `shuttle`) is left out.
+///
+/// No two types, traits or aliases of a crate have the same name. Left out are programs that are
+/// made of many small ones: crates/pinfold-cli, whose benchmarks know nothing of each other.
 ///
 /// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
 /// crate's root has one of its own files. Each module stands in a row, and imports only from rows
@@ -69,6 +79,9 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
             }
             for (_, circle) in krate.circles(args.all) {
                 wrong += &circle;
+            }
+            if !HOMONYMS.iter().any(|it| krate.src.starts_with(it)) {
+                wrong += &types::of_one_name(&krate.src, &krate.tree, &STAND_INS);
             }
             for (_, document) in FLOORS.iter().filter(|(src, _)| *src == krate.src.as_os_str()) {
                 let text = fs::read_to_string(root.join(document)).context(*document)?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::Krate;
+use super::{Krate, types};
 
 /// The first crate of these files.
 fn read(files: &[(&str, &str)]) -> anyhow::Result<Krate> {
@@ -311,4 +311,24 @@ fn a_crate_with_floors_and_each_folder_at_its_root_has_a_picture() {
     fs::write(dir.path().join("k/src/f/mod.rs"), "//! F.\nmod c;\n").expect("a file");
     let told = krate.arrows_up(dir.path(), "d.md", "no picture").expect("the files can be read");
     assert_eq!(told, format!("d.md{none}k/src/f/mod.rs{none}"));
+}
+
+#[test]
+fn two_types_of_a_crate_have_two_names() {
+    let files = [
+        ("lib.rs", "mod a;\nmod b;\nmod s;\nmod c { trait T {} }\n#[cfg(test)]\nmod t;\n"),
+        (
+            "a.rs",
+            "pub struct A;\n#[cfg(not(loom))]\nunion U { n: u8 }\nfn T() {}\nimpl A { type O = B; }\n",
+        ),
+        (
+            "b.rs",
+            "enum B { A, T }\n#[cfg(loom)]\nunion U { n: u8 }\nfn f() { type T = u8; }\nuse crate::a::A;\n",
+        ),
+        ("s.rs", "struct A;\n"),
+        ("t.rs", "struct A;\n"),
+    ];
+    let krate = read(&files).expect("the crate can be read");
+    let told = types::of_one_name(&krate.src, &krate.tree, &["k/src/s.rs"]);
+    assert_eq!(told, "2 types have the name T:\n  k/src/b.rs:4\n  k/src/lib.rs:4\n");
 }

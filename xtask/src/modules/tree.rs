@@ -23,6 +23,7 @@ pub(super) struct Module {
     /// What patterns bind: a lone word of these is a variable.
     pub(super) variables: HashSet<String>,
     pub(super) methods: Vec<Methods>,
+    pub(super) types: Vec<Type>,
 }
 
 /// What a name stands for in a module.
@@ -47,6 +48,13 @@ pub(super) struct Mention {
     pub(super) path: Vec<String>,
     pub(super) line: usize,
     pub(super) is_method: bool,
+}
+
+/// A type, trait or alias that a module defines, also inside of a function.
+#[derive(Debug)]
+pub(super) struct Type {
+    pub(super) name: String,
+    pub(super) line: usize,
 }
 
 /// The functions of an `impl` or of a trait.
@@ -87,6 +95,7 @@ impl Tree {
             mentions: Vec::new(),
             variables: HashSet::new(),
             methods: Vec::new(),
+            types: Vec::new(),
         });
         id
     }

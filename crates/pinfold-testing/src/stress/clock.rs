@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Stands still unless [`tick`](Clock::tick) is called again and again.
 #[derive(Debug)]
-pub(super) struct Clock(Mutex<State>);
+pub(super) struct Clock(Mutex<ClockState>);
 
 #[derive(Debug)]
-struct State {
+struct ClockState {
     now: Duration,
     last: Instant,
     used: Used,
@@ -32,7 +32,7 @@ impl Clock {
     pub(super) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (now, last, used) = (Duration::ZERO, Instant::now(), Used::now());
-        Clock(Mutex::new(State { now, last, used, cores }))
+        Clock(Mutex::new(ClockState { now, last, used, cores }))
     }
 
     pub(super) fn now(&self) -> Duration {

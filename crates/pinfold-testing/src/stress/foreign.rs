@@ -35,12 +35,12 @@ const QUICK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 #[repr(C)]
 struct Board {
-    files: [State; FILES],
+    files: [FileState; FILES],
 }
 
 #[derive(Debug)]
 #[repr(C)]
-struct State {
+struct FileState {
     begun: AtomicU32,
     ended: AtomicU32,
     /// How often the version was read and found right.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -309,6 +309,109 @@ fn an_invalidation_counts_what_a_new_length_drops() {
     check(&file, OLD);
 }
 
+/// Its path leads elsewhere, so nothing that was cached before its last change is left.
+#[test]
+fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
+    type Move = fn(&Path);
+    let moves: [(&str, Move); 5] = [
+        ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
+        ("replaced", |path| {
+            let new = path.with_extension("new");
+            fs::write(&new, "new").unwrap();
+            fs::rename(&new, path).unwrap();
+        }),
+        ("deleted", |path| fs::remove_file(path).unwrap()),
+        ("its directory was renamed", |path| {
+            let dir = path.parent().unwrap();
+            fs::rename(dir, dir.with_extension("old")).unwrap();
+        }),
+        ("its directory was replaced", |path| {
+            let dir = path.parent().unwrap();
+            fs::rename(dir, dir.with_extension("old")).unwrap();
+            fs::create_dir(dir).unwrap();
+            fs::write(path, vec![b'n'; 1_000_004]).unwrap();
+        }),
+    ];
+    for (what, moved) in moves {
+        for told in [false, true] {
+            println!("{what}, told that it has grown: {told}");
+            let ground = Ground::new(Preference::Auto);
+            fs::create_dir(ground.dir.path().join("dir")).unwrap();
+            let mut now = vec![b'a'; 1_000_000];
+            let path = ground.file("dir/log", &now);
+            let file = ground.open(&path);
+            check(&file, &now);
+            let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            other.write_all_at(b"b", 500_000).unwrap();
+            other.write_all_at(b"more", 1_000_000).unwrap();
+            now[500_000] = b'b';
+            now.extend(b"more");
+            tick(&path);
+            if told {
+                assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+            }
+            moved(&path);
+            // Its attributes are settled, on any kernel.
+            let changed = |at: &fs::Metadata| (at.ctime() as u64, at.ctime_nsec() as u32);
+            let (seconds, ns) = changed(&other.metadata().unwrap());
+            let last = std::time::UNIX_EPOCH + Duration::new(seconds, ns);
+            // Ends: time goes on.
+            while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            check(&file, &now);
+            // It is told again, and what was read since is kept.
+            let misses = ground.cache.stats().misses;
+            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            check(&file, &now);
+            assert_eq!(ground.cache.stats().misses, misses, "it was read again");
+        }
+    }
+}
+
+#[test]
+fn a_refresh_tells_of_an_append_that_an_invalidation_has_seen() {
+    for (cut, changed) in [(None, Changed::Grown), (Some(600_000), Changed::Rewritten)] {
+        let ground = Ground::new(Preference::Auto);
+        let path = ground.file("log", &vec![b'a'; 1_000_000]);
+        let file = ground.open(&path);
+        check(&file, &[b'a'; 1_000_000]);
+        let other = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        if let Some(bytes) = cut {
+            other.set_len(bytes).unwrap();
+        }
+        (&other).write_all(&[b'a'; 30_000]).unwrap();
+        file.invalidate(8192..12_288).unwrap();
+        let now = fs::read(&path).unwrap();
+        check(&file, &now);
+        let cached = ground.resident();
+        (&other).write_all(&[b'a'; 400_000]).unwrap();
+        for changed in [changed, Changed::No] {
+            assert_eq!(file.refresh().unwrap().changed, changed, "{cut:?}");
+        }
+        assert!(
+            cut.is_some() || ground.resident() >= cached - (128 << 10),
+            "what was cached stays"
+        );
+        check(&file, &fs::read(&path).unwrap());
+    }
+}
+
+/// Of a source that says nothing of its contents, too.
+#[test]
+fn a_refresh_tells_of_a_growth_of_a_source_that_an_invalidation_has_seen() {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = std::sync::Arc::new(pinfold::source::Memory::new(vec![b'a'; 100_000]));
+    let file = cache.attach("source", source.clone()).unwrap();
+    check(&file, &[b'a'; 100_000]);
+    pinfold::source::Source::set_len(&*source, 150_000).unwrap();
+    file.invalidate(0..4096).unwrap();
+    assert_eq!(file.len(), 150_000);
+    let told = [Changed::Grown, Changed::No];
+    assert_eq!([(); 2].map(|()| file.refresh().unwrap().changed), told);
+}
+
 /// How many descriptors the process has of files in the directory of `ground`, deleted or not.
 fn descriptors(ground: &Ground) -> usize {
     let here = |fd: &fs::DirEntry| {
@@ -354,6 +457,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("a_file_that_was_closed_is_opened_as_it_is", "OpenUncompared"),
     ("an_open_shows_what_has_changed_to_all_handles", "OpenUncompared"),
     ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
+    ("a_refresh_of_a_file_that_was_moved_keeps_no_old_byte", "ReplacedKeepsGrown"),
     ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
 ];
 

@@ -50,9 +50,10 @@ pub enum Changed {
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
     /// cached is left.
     Rewritten,
-    /// Its path names another file now, or none: it was replaced, renamed or deleted, and nothing
-    /// that was cached is left; or a link on the path was changed. This handle still reads the file
-    /// that it was opened for. [`Cache::open`](crate::Cache::open) opens the new one.
+    /// Its path names another file now, or none: it was replaced, renamed or deleted, or a link or a
+    /// directory on the path was. This handle still reads the file that it was opened for, and
+    /// nothing is left that was read before the last change of that file.
+    /// [`Cache::open`](crate::Cache::open) opens the new one.
     Replaced,
 }
 
@@ -61,7 +62,7 @@ pub enum Changed {
 pub(crate) enum Since {
     /// An open: nothing may be left of what was read before the last change.
     Opened,
-    /// A refresh: if the file has grown, what was cached stays.
+    /// A refresh by a path that leads to the file: if the file has grown, what was cached stays.
     Refreshed,
     /// An invalidation of all pages.
     Invalidated,
@@ -90,9 +91,11 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Refreshed> {
         _ => false,
     };
     if !is_same {
-        changed = renew(handle, Since::Refreshed)?.0;
-        let is_there = || there.is_some_and(|(file, _)| mapping.is_file(file));
-        if mapping.is_of_system() && !is_there() {
+        let is_there = there.is_some_and(|(file, _)| mapping.is_file(file));
+        let replaced = mapping.is_of_system() && !is_there;
+        let keeps = !replaced || mutant::on(Mutant::ReplacedKeepsGrown);
+        changed = renew(handle, if keeps { Since::Refreshed } else { Since::Opened })?.0;
+        if replaced {
             changed = Changed::Replaced;
         }
     }
@@ -120,7 +123,7 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
-    let resizing = mapping.resizing.lock();
+    let mut resizing = mapping.resizing.lock();
     let length_error = |cause: std::io::Error| ErrorKind::Length {
         path: mapping.path.clone(),
         cause: std::sync::Arc::new(cause),
@@ -131,23 +134,21 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         None => ask_len(&mapping.backing, &mapping.path)?,
     };
     let now = contents.map(|contents| ReadUnder::now(contents, &mapping.backing));
-    let old_bytes = mapping.len_bytes();
+    let old_bytes = [*resizing, mapping.len_bytes()];
     // Whether nothing has changed, and whether all that is cached is of these contents.
     let (is_same, is_valid) = match (mapping.read_under(), &contents) {
         (Some(under), Some(contents)) if since == Since::Opened => {
             (under.is(contents), under.is_settled_as(contents))
         }
         (Some(under), Some(contents)) => (under.is(contents), under.is_followed_as(contents)),
-        _ => (len_bytes == old_bytes, len_bytes == old_bytes),
+        _ => (old_bytes == [len_bytes; 2], old_bytes == [len_bytes; 2]),
     };
     let changed = match since {
         Since::Opened | Since::Refreshed if is_valid => return Ok((Changed::No, 0)),
         Since::Opened | Since::Refreshed if is_same => Changed::No,
-        Since::Refreshed if len_bytes > old_bytes && begins_the_same(handle, old_bytes) => {
-            Changed::Grown
-        }
+        Since::Refreshed if has_grown(handle, old_bytes, len_bytes) => Changed::Grown,
         // Of a block device, only the length is known.
-        Since::Opened if contents.is_none() && len_bytes > old_bytes => Changed::Grown,
+        Since::Opened if contents.is_none() && len_bytes > old_bytes[0] => Changed::Grown,
         _ => Changed::Rewritten,
     };
     let dropped = wait::together(|| {
@@ -161,11 +162,22 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
             let grown = changed == Changed::Grown;
             mapping.set_read_under(if grown { now.as_grown() } else { now });
         }
+        *resizing = len_bytes;
         drop(resizing);
         all + gone.let_go(core)
     });
     mapping.settle_mirror(&(0..PAGES_END));
     Ok((changed, dropped))
+}
+
+/// Whether a file that has `len_bytes` bytes now was only appended to, as far as a look tells. It had
+/// `told` bytes when somebody was last told of a change, and `known` ones when [`length`] asked.
+fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
+    let ends = if told == known { 1 } else { 2 };
+    let ends = &[told, known][..ends];
+    told < len_bytes
+        && (told..=len_bytes).contains(&known)
+        && ends.iter().all(|&end| begins_the_same(handle, end))
 }
 
 /// Pages at each end of what is cached that a file which has grown is compared at.

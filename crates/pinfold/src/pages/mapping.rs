@@ -88,8 +88,9 @@ pub(crate) struct Mapping {
     /// The number by which ghosts name it: the same when it is opened again.
     pub(crate) ghosts_of: u64,
     len_bytes: AtomicU64,
-    /// Held while the source is asked for its length and the answer is applied.
-    pub(crate) resizing: Mutex<()>,
+    /// Held while the source is asked for its length and the answer is applied. It has the length as
+    /// of the last open, refresh, or invalidation of all pages.
+    pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
     /// Where its mapped pages are, once it has been mapped.
@@ -511,7 +512,7 @@ impl Mappings {
             index,
             id,
             len_bytes: AtomicU64::new(len_bytes),
-            resizing: Mutex::new(()),
+            resizing: Mutex::new(len_bytes),
             change: Mutex::new(Change { owner, folios: 0, own: None }),
             backing,
             mirror: OnceLock::new(),

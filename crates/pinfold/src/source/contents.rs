@@ -18,12 +18,19 @@
 //!
 //! Since Linux 6.13 ("multigrain timestamps"), ext4, XFS, btrfs and tmpfs give a change after a
 //! question another time than before the question. A direct read of the first three waits for a
-//! write that is under way. So their attributes are settled at once where reads are direct.
+//! write that is under way. So their attributes are settled at once where reads are direct. But not
+//! where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes; and what is
+//! mounted as ext2 or ext3 has the magic number of ext4, but not these times. So the mount is asked
+//! for its type. What does not tell it has no fine times.
 
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use rustix::fs::Stat;
 use rustix::time::{ClockId, clock_gettime};
+
+use super::mounted;
+use crate::base::mutant::{self, Mutant};
 
 /// Longer than a tick of any kernel's clock, and than most writes take.
 const GRAIN_NS: i128 = 20_000_000;
@@ -63,12 +70,17 @@ impl Contents {
     /// `fine_times` as by [`has_fine_times`].
     pub(crate) fn are_settled(&self, fine_times: bool) -> bool {
         let now = clock_gettime(ClockId::RealtimeCoarse);
-        fine_times || self.are_settled_at((now.tv_sec, now.tv_nsec))
+        let whole = self.is_whole() && !mutant::on(Mutant::WholeSecondsFine);
+        (fine_times && !whole) || self.are_settled_at((now.tv_sec, now.tv_nsec))
+    }
+
+    /// Whether the last change has a time of whole seconds. Others may have the same then.
+    fn is_whole(&self) -> bool {
+        self.changed.1 == 0
     }
 
     fn are_settled_at(&self, now: Time) -> bool {
-        let whole = self.changed.1 == 0 && self.modified.1 == 0;
-        let grain = if whole { COARSE_GRAIN_NS } else { GRAIN_NS };
+        let grain = if self.is_whole() { COARSE_GRAIN_NS } else { GRAIN_NS };
         let in_ns = |(seconds, ns): Time| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         let age = in_ns(now) - in_ns(self.changed);
         // A time that lies in the future is that of another clock, and says nothing.
@@ -78,10 +90,13 @@ impl Contents {
 
 /// Whether a change after a question for the attributes always makes them differ, of a file that is
 /// read directly. See the head of the file.
-pub(super) fn has_fine_times(magic: u64) -> bool {
+/// Cost: for ext4 two system calls.
+pub(super) fn has_fine_times(fd: &OwnedFd, magic: u64) -> bool {
     static KERNEL: OnceLock<bool> = OnceLock::new();
     let kernel = || is_multigrain(rustix::system::uname().release().to_bytes());
-    [EXT4_MAGIC, XFS_MAGIC, BTRFS_MAGIC].contains(&magic) && *KERNEL.get_or_init(kernel)
+    [EXT4_MAGIC, XFS_MAGIC, BTRFS_MAGIC].contains(&magic)
+        && *KERNEL.get_or_init(kernel)
+        && (magic != EXT4_MAGIC || mounted::is_type(fd, c"ext4") || mutant::on(Mutant::AllExtFine))
 }
 
 /// Whether the kernel of this release is Linux 6.13 or later.

@@ -45,6 +45,7 @@
 // mod          the trait `Source`
 // identity     when two sources are the same object
 // contents     whether a file's contents have changed
+// mounted      which type of file system an open file is mounted as
 // aligned      memory at a chosen alignment
 // request      one transfer: its bytes, its deadline, its completion
 // extent       a run of memory that other threads may read meanwhile
@@ -65,6 +66,7 @@ mod identity;
 mod later;
 mod memory;
 mod meter;
+mod mounted;
 mod open;
 mod own_ring;
 mod pool;

@@ -278,7 +278,7 @@ impl FoundFile {
             _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
         };
         let writable = access == Access::ReadWrite;
-        let fine_times = direct.is_ok() && has_fine_times(magic.unwrap_or(0));
+        let fine_times = direct.is_ok() && has_fine_times(&fd, magic.unwrap_or(0));
         let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
         let begins_at_once = block_device || is_of(&BEGIN_AT_ONCE);
         let by_a_program = || Err("its file system is a program".to_owned());

@@ -1,0 +1,94 @@
+//! Which type of file system an open file is mounted as.
+//!
+//! Belongs here: asking the kernel, by statmount(2) of Linux 6.8. A mount has a number that is never
+//! given to another one, so nothing has to be parsed or kept. Does not: what follows from the type
+//! (`contents.rs`). Other system calls tell a number of the file system's format, which several types
+//! share.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// `STATX_MNT_ID_UNIQUE`.
+const MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+/// The number of statmount(2), on x86-64 and on aarch64.
+const STATMOUNT: libc::c_long = 457;
+/// `STATMOUNT_FS_TYPE`.
+const TYPE: u64 = 0x20;
+
+/// `struct mnt_id_req`, as it was at first.
+#[repr(C)]
+struct Asked {
+    bytes: u32,
+    _unused: u32,
+    mount: u64,
+    what: u64,
+}
+
+/// `struct statmount`, with room for text.
+#[repr(C)]
+struct Told {
+    _begin: u64,
+    what: u64,
+    _device: [u64; 2],
+    _flags: u32,
+    /// Where in the text the type begins.
+    type_at: u32,
+    _rest: [u64; 59],
+    text: [u8; 512],
+}
+
+/// Whether the file's mount is of a file system of this type. False if the kernel does not tell.
+pub(super) fn is_type(fd: &OwnedFd, name: &CStr) -> bool {
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, MOUNT);
+    let Some(stat) = stat.ok().filter(|stat| stat.stx_mask & MOUNT.bits() != 0) else {
+        return false;
+    };
+    let bytes = size_of::<Asked>() as u32;
+    let asked = Asked { bytes, _unused: 0, mount: stat.stx_mnt_id, what: TYPE };
+    let mut told = Told {
+        _begin: 0,
+        what: 0,
+        _device: [0; 2],
+        _flags: 0,
+        type_at: 0,
+        _rest: [0; 59],
+        text: [0; 512],
+    };
+    let (from, to) = (&raw const asked, &raw mut told);
+    // SAFETY: the kernel reads the one and writes to the other, of which it is told the sizes. Any
+    // bytes are values of its type.
+    if unsafe { libc::syscall(STATMOUNT, from, to, size_of::<Told>(), 0) } != 0 {
+        return false;
+    }
+    let text = told.text.get(told.type_at as usize..);
+    told.what & TYPE != 0 && text.is_some_and(|text| text.starts_with(name.to_bytes_with_nul()))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What `/proc/self/mountinfo` says of the mount of a file of this test.
+    #[test]
+    fn the_type_is_the_one_that_the_table_of_mounts_has() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        for fd in [std::fs::File::open(dir.path()), std::fs::File::open("/proc/self/status")] {
+            let fd = OwnedFd::from(fd.unwrap());
+            let stat =
+                rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).unwrap();
+            let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let of_mount =
+                |line: &&str| line.split(' ').next() == Some(&stat.stx_mnt_id.to_string());
+            let line = table.lines().find(of_mount).unwrap();
+            let name = line.split(" - ").nth(1).unwrap().split(' ').next().unwrap();
+            let is_type = |name: &str| is_type(&fd, &std::ffi::CString::new(name).unwrap());
+            if is_type(name) {
+                assert!(!is_type(&name[..name.len() - 1]) && !is_type("none"));
+            } else {
+                println!("not tested: the kernel does not tell the type of a mount");
+            }
+        }
+    }
+}

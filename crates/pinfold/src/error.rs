@@ -271,7 +271,9 @@ pub enum ErrorKind {
     /// the cache ended for two seconds, or for thirty while reads were under way. Or a future
     /// waited as long for its file's share of what futures may bring
     /// ([`File::get_many_async`](crate::File::get_many_async)), whatever else is free. Or a
-    /// copy ([`File::bytes`](crate::File::bytes)) was waited for as long, whatever reads ended.
+    /// copy ([`File::bytes`](crate::File::bytes)) was waited for as long, whatever reads ended. Or the
+    /// file had its share of the budget on its way (a quarter, if no other file has any), and no read
+    /// of it ended for as long.
     #[error(
         "no memory for {wanted_bytes} bytes of {} at {offset} in a budget of {budget_bytes}: \
          {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \

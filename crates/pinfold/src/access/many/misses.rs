@@ -41,7 +41,7 @@ use crate::pages::failures::Failed;
 use crate::pages::fill::{self, FOLIOS_MAX, FillBatch, For};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
-use crate::pages::reclaim;
+use crate::pages::pressure::Need;
 use crate::pages::stream::Plan;
 
 /// The most groups of one submission.
@@ -383,21 +383,21 @@ fn prepare<'a>(
 /// Step 3, and whether it is done for all.
 fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Got>, bool) {
     let core = &*handle.core;
-    let (mut all, mut frames) = (Vec::with_capacity(groups.len()), 0);
+    let mut all = Vec::with_capacity(groups.len());
     for (group, Range { start, end }) in groups.iter().cloned().enumerate() {
         let mut page = start;
         // Ends: each turn advances `page`.
         while page < end {
-            if core.pressure.enough_on_its_way(&handle.mapping.on_its_way, frames) {
+            let wish = Order::of_block_at(page, end).min(core.pressure.order_max);
+            let on_its_way = &handle.mapping.on_its_way;
+            if !core.pressure.fill_begins(on_its_way, wish, Need::Nobody) {
                 return (all, false);
             }
-            let wish = Order::of_block_at(page, end).min(core.pressure.order_max);
             // The first group alone may wait: see the head of `many/mod.rs`.
             let waits = mutant::on(Mutant::GroupsWait);
-            let got = reclaim::allocate(core, wish, waits).ok().flatten();
+            let got = fill::allocate(handle, wish, waits).ok().flatten();
             let Some((head, order)) = got else { return (all, false) };
             all.push(Got { page, order, head, group });
-            frames += order.frames();
             page += u64::from(order.frames());
         }
     }

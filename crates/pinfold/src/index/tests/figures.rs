@@ -150,3 +150,38 @@ fn bytes_per_page() {
         churn(times, 1 << 16);
     }
 }
+
+/// The nodes of files that have `pages` pages each, of which each is alone in `apart` pages at the
+/// end of the longest file: how many a page, and at most how much of the budget.
+fn sparse(pages: u64, apart: u64) {
+    const FILES: u64 = 4;
+    const FRAME: f64 = 4096.0;
+    let arena = arena();
+    let mut nodes = 0;
+    for _ in 0..FILES {
+        let (index, mut owner) = arena.pool.new_index(1 << 14);
+        let mut writer = index.writer(&mut owner, &arena.pool);
+        for n in 0..pages {
+            let page = (1 << 51) - 2 - n * apart;
+            writer.insert(page, 0, FrameNumber(n as u32 + 1)).unwrap();
+        }
+        nodes += writer.nodes();
+    }
+    let a_page = nodes as f64 / (FILES * pages) as f64;
+    let bytes = a_page * FRAME / f64::from(4096 / 288);
+    // The rest is the frame table and the ghosts.
+    let most = (1.0 - 1.0 / 64.0 - 1.0 / 512.0) * bytes / (FRAME + bytes);
+    println!(
+        "{pages:5} pages a file, one in 2^{:2}: {a_page:.3} nodes a page, at most {:.1} % of the budget",
+        apart.ilog2(),
+        100.0 * most,
+    );
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn nodes_of_sparse_files() {
+    for (pages, apart) in [(4096, 1 << 18), (8, 1 << 48), (1, 1 << 50)] {
+        sparse(pages, apart);
+    }
+}

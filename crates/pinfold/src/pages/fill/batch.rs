@@ -280,7 +280,7 @@ fn land(
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.pressure.fill_ends(&mapping.on_its_way, filling.order);
+    core.pressure.fill_ends(&mapping.on_its_way, filling.order.frames());
     if !mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }

@@ -13,8 +13,8 @@
 //!
 //! # A fill, step by step
 //!
-//! 1. allocate a folio (count 1, version odd, no mapping): before any lock, as it may have to
-//!    evict;
+//! 1. count the folio as on its way; a thread waits first, if its file has enough on its way. Then
+//!    allocate it (count 1, version odd, no mapping): before any lock, as it may have to evict;
 //! 2. under the mapping's `change` mutex, unless the index has a folio there by now: set the
 //!    identity, insert the folio into the index (which has the first reference), take one more
 //!    reference for the filler;
@@ -33,6 +33,8 @@
 mod ahead;
 mod alone;
 mod batch;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod hung_tests;
 mod prepare;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -49,7 +51,7 @@ use crate::pages::stream::Plan;
 pub(crate) use ahead::{give_up, plan, read_further, start_ahead, start_around};
 pub(crate) use alone::WantedPages;
 pub(crate) use batch::{FillBatch, For, request};
-pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
+pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
 
 /// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
 /// bytes from the start of that page on.
@@ -227,7 +229,7 @@ pub(crate) fn begin<'a>(
 
 /// Why [`begin`] found no memory for a page of this file.
 pub(crate) fn why_none(reader: &Handle) -> Refused {
-    if reader.core.pressure.enough_on_its_way(&reader.mapping.on_its_way, 0) {
+    if reader.core.pressure.enough_on_its_way(&reader.mapping.on_its_way) {
         Refused::OwnFile
     } else {
         Refused::NoMemory

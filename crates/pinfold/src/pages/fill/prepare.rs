@@ -10,7 +10,9 @@ use crate::index::InsertError;
 use crate::pages::core::Core;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Changing, Mapping};
-use crate::pages::reclaim;
+use crate::pages::pressure::Need;
+use crate::pages::reclaim::{self, Shortage};
+use crate::source;
 
 /// The most folios of one request to the source.
 pub(crate) const FOLIOS_MAX: usize = 64;
@@ -31,10 +33,10 @@ pub(crate) fn prepare(
     while at < end && batch.folios() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
         let needed = wanted == For::Thread && batch.is_empty();
-        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
-            break;
-        }
-        let got = reclaim::allocate(core, wish, needed).map_err(|why| why.of(mapping, at))?;
+        let first = matches!(wanted, For::Thread | For::Future) && batch.is_empty();
+        let begun = if needed { turn(reader, at, wish)? } else { begin(reader, wish, first) };
+        let Some(begun) = begun else { break };
+        let got = allocate(reader, begun, needed).map_err(|why| why.of(mapping, at))?;
         let Some((head, order)) = got else { break };
         match insert(reader, at, order, head, needed) {
             Ok(filling) => {
@@ -59,6 +61,53 @@ pub(crate) fn prepare(
         }
     }
     Ok(batch)
+}
+
+/// Counts a folio as on its way, of order `wish`; or of a smaller one, for the `first` that somebody
+/// waits for. `None`: the file has enough on its way.
+fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
+    let Handle { core, mapping, .. } = reader;
+    let begins = |order, need| core.pressure.fill_begins(&mapping.on_its_way, order, need);
+    if !first {
+        return begins(wish, Need::Nobody).then_some(wish);
+    }
+    if mutant::on(Mutant::FirstUnbounded) {
+        return begins(wish, Need::InASource).then_some(wish);
+    }
+    let smaller = (0..=wish.get()).rev().filter_map(Order::new);
+    let fits = smaller.into_iter().find(|&order| begins(order, Need::First));
+    let in_a_source = || source::in_a_source() && begins(Order::MIN, Need::InASource);
+    fits.or_else(|| in_a_source().then_some(Order::MIN))
+}
+
+/// The same for a thread, which waits as long as its file has enough on its way. `None`: another
+/// thread was faster with `page`.
+fn turn(reader: &Handle, page: u64, wish: Order) -> Result<Option<Order>> {
+    if let Some(begun) = begin(reader, wish, true) {
+        return Ok(Some(begun));
+    }
+    let Handle { core, mapping, .. } = reader;
+    reclaim::wait_for_own_file(core, mapping, || {
+        let begun = begin(reader, wish, true);
+        (begun.is_some() || mapping.index.lookup(page).is_some()).then_some(begun)
+    })
+    .map_err(|why| why.of(mapping, page))
+}
+
+/// Memory for a folio that counts as on its way: as [`reclaim::allocate`].
+pub(crate) fn allocate(
+    reader: &Handle,
+    begun: Order,
+    needed: bool,
+) -> std::result::Result<Option<(FrameNumber, Order)>, Shortage> {
+    let Handle { core, mapping, .. } = reader;
+    let got = reclaim::allocate(core, begun, needed);
+    let order = got.as_ref().ok().copied().flatten().map(|(_, order)| order);
+    let too_many = begun.frames() - order.map_or(0, Order::frames);
+    if too_many > 0 {
+        core.pressure.fill_ends(&mapping.on_its_way, too_many);
+    }
+    got
 }
 
 enum NotInserted {
@@ -99,12 +148,12 @@ fn insert(
     };
     match &outcome {
         Ok(filling) => inserted(reader, filling),
-        Err(_) => not_inserted(core, head),
+        Err(_) => not_inserted(reader, head, order),
     }
     outcome
 }
 
-/// Step 2 for many folios under one hold of the mutex, as far as there is memory for the index:
+/// Step 2 for many folios, for which there is memory by [`allocate`], under one hold of the mutex, as far as there is memory for the index:
 /// those that are in the index now. The others are given back.
 pub(crate) fn insert_all(
     reader: &Handle,
@@ -133,11 +182,11 @@ pub(crate) fn insert_all(
     };
     let all: Vec<_> = folios.clone().map(insert).collect();
     drop(changing);
-    for ((_, _, head), filling) in folios.zip(&all) {
+    for ((_, order, head), filling) in folios.zip(&all) {
         if let Some(filling) = filling {
             inserted(reader, filling);
         } else {
-            not_inserted(core, head);
+            not_inserted(reader, head, order);
             if nodes {
                 core.put(head);
             } else {
@@ -176,11 +225,12 @@ fn inserted(reader: &Handle, filling: &Filling) {
         core.frames.frame(filling.head).change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.pressure.fill_begins(&reader.mapping.on_its_way, filling.order);
 }
 
 /// It is not: there is another folio, or there is no memory. The reference stays the caller's.
-fn not_inserted(core: &Core, head: FrameNumber) {
+fn not_inserted(reader: &Handle, head: FrameNumber, order: Order) {
+    let core = &reader.core;
+    core.pressure.fill_ends(&reader.mapping.on_its_way, order.frames());
     core.frames.frame(head).forget_identity();
     // A reader with an old head may have taken a reference while the folio had this identity.
     if !mutant::on(Mutant::OccupiedWakesNobody) {

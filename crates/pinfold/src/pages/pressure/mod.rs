@@ -57,6 +57,18 @@ impl OnItsWay {
     }
 }
 
+/// Who waits for a folio that is to be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Nobody; or somebody who then asks for each page of it that has not come.
+    Nobody,
+    /// A thread or a future, for its first page.
+    First,
+    /// The same in a call of a source: a fill that is under way waits for it. It must not wait for
+    /// that fill, and there are no more of such threads than fills.
+    InASource,
+}
+
 /// Pages that somebody holds for long: how many there may be has a limit.
 #[derive(Debug, Default)]
 pub(crate) struct HeldPages(AtomicU32);
@@ -119,6 +131,8 @@ pub(crate) struct Pressure {
     on_its_way: OnItsWay,
     /// Half of the cache.
     on_its_way_max: u32,
+    /// What each file may have on its way, whatever others have: see [`Self::fill_begins`].
+    on_its_way_least: u32,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
     /// Held by the thread that makes a large block free. Taken under no other lock.
@@ -181,6 +195,7 @@ impl Pressure {
             round: AtomicU32::new(0),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
+            on_its_way_least: (frames / 256).max(1),
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
@@ -195,7 +210,7 @@ impl Pressure {
     }
 
     /// For a model, with these watermarks (0: none) and this number of pages that a thread without
-    /// memory evicts at a time.
+    /// memory evicts at a time. What is waited for may be on its way as long as there is memory.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(crate) fn model(
         frames: u32,
@@ -203,33 +218,58 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        let base = Pressure::new(frames, Order::MAX);
+        let base = Pressure { on_its_way_least: frames, ..Pressure::new(frames, Order::MAX) };
         Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
-    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
-    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
-        for level in [&self.on_its_way, of_file] {
-            // Relaxed, here and below: a level, compared with a limit.
-            level.0.fetch_add(order.frames(), Ordering::Relaxed);
+    /// Counts a folio of `order` as on its way, of a file that has `of_file`; false if that has
+    /// enough. Called before there is memory for the folio, so that what many threads begin at once
+    /// is bounded, too. [`Self::fill_ends`] takes it back.
+    ///
+    /// A source that hangs must neither take the memory of all others nor keep them from reading
+    /// ahead. So a file may have as much on its way as half of the cache has left for that: one file
+    /// alone has at most a quarter of the cache. If the sources of `n` files hang, each has an
+    /// `n + 1`th of the half, and others have as much. What somebody waits for (`need`) may be
+    /// a 256th of the cache in each file, or a page, even if others have the half.
+    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
+        let frames = order.frames();
+        // Relaxed, here and below: the level of all files; the file's own orders it.
+        self.on_its_way.0.fetch_add(frames, Ordering::Relaxed);
+        let more = |own: u32| {
+            let most = self.most_on_its_way(self.on_its_way.frames(), need);
+            Some(own + frames).filter(|own| *own <= most)
+        };
+        // Acquire and release pair with each other: who sees a folio in the file's level sees it in
+        // that of all files.
+        let begins = of_file.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
+        if !begins {
+            self.on_its_way.0.fetch_sub(frames, Ordering::Relaxed);
+        }
+        begins
+    }
+
+    /// Frames that one file may have on its way where all have `all`.
+    fn most_on_its_way(&self, all: u32, need: Need) -> u32 {
+        let left = self.on_its_way_max.saturating_sub(all);
+        match need {
+            Need::Nobody => left,
+            Need::First => left.max(self.on_its_way_least),
+            Need::InASource => u32::MAX,
         }
     }
 
-    /// Notes that the fill has ended, successfully or not.
-    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, order: Order) {
+    /// Notes that so many frames are on their way no more: the fill has ended, successfully or not,
+    /// or was not begun.
+    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
         for level in [&self.on_its_way, of_file] {
-            level.0.fetch_sub(order.frames(), Ordering::Relaxed);
+            level.0.fetch_sub(frames, Ordering::Relaxed);
         }
     }
 
-    /// Whether a file has more on its way than half of the cache has left for that. Then it reads
-    /// nothing ahead: a source that hangs must neither take the memory of all others nor keep them
-    /// from reading ahead. So one file alone has at most a quarter of the cache on its way. If the
-    /// sources of `n` files hang, each has an `n + 1`th of the half, and others have as much.
-    /// `more` frames count as on their way already.
-    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay, more: u32) -> bool {
-        let [all, own] = self.on_their_way(of_file).map(|frames| frames + more);
-        own > self.on_its_way_max.saturating_sub(all)
+    /// Whether a file has so much on its way that not even a page that somebody waits for may come.
+    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
+        let [all, own] = self.on_their_way(of_file);
+        own + 1 > self.most_on_its_way(all + 1, Need::First)
     }
 
     /// Notes that something was freed or became evictable.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pinfold_testing::waker::Counted;
 
-use super::{Claim, OnItsWay, Order, Pressure, Refused, Turn};
+use super::{Claim, Need, OnItsWay, Order, Pressure, Refused, Turn};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::{ROUND, UNPOLLED};
 
@@ -271,7 +271,8 @@ fn who_was_passed_over_keeps_nobody_from_trying() {
 fn counted_of_one_that_is_not_polled(on_its_way: u32) -> [u32; 4] {
     let (pressure, _, _) = queued([8, 8, 8, 8], Refused::NoMemory);
     let of_file = OnItsWay::default();
-    (0..on_its_way).for_each(|_| pressure.fill_begins(&of_file, Order::MIN));
+    (0..on_its_way)
+        .for_each(|_| assert!(pressure.fill_begins(&of_file, Order::MIN, Need::InASource)));
     let claimed = || pressure.share(7, &of_file).claimed;
     let round = || {
         std::thread::sleep(ROUND);
@@ -296,4 +297,54 @@ fn of_the_claim_of_a_future_that_is_not_polled_what_is_on_its_way_counts() {
     let caught =
         mutant::with(Some(Mutant::UnpolledKeepsClaim), || counted_of_one_that_is_not_polled(0));
     assert_eq!(caught, [60; 4], "the mutant does nothing");
+}
+
+/// Frames that the files of sources that hang have on their way, one file after the other, where
+/// somebody wants ever more folios of two pages of each, and then single ones.
+fn on_their_way(pressure: &Pressure, files: usize, need: Need) -> Vec<u32> {
+    let order = Order::new(1).unwrap();
+    let of_files: Vec<_> = (0..files).map(|_| OnItsWay::default()).collect();
+    let fill = |of_file: &OnItsWay| {
+        for order in [order, Order::MIN] {
+            // Ends: it is bounded.
+            while pressure.fill_begins(of_file, order, need) {}
+        }
+        of_file.frames()
+    };
+    of_files.iter().map(fill).collect()
+}
+
+#[test]
+fn sources_that_hang_leave_half_of_the_cache_to_others() {
+    let pressure = Pressure::new(2048, Order::MAX);
+    assert_eq!(on_their_way(&pressure, 3, Need::First), [512, 256, 128]);
+    let of_file = OnItsWay::default();
+    assert!(!pressure.enough_on_its_way(&of_file), "others go on");
+    let rest = on_their_way(&pressure, 60, Need::First);
+    assert!(rest.iter().all(|&frames| frames >= 8), "each has a 256th: {rest:?}");
+    assert!(pressure.on_its_way.frames() <= 1024 + 61 * 8);
+    assert_eq!(on_their_way(&pressure, 1, Need::Nobody), [0], "nothing is read ahead");
+    let pressure = Pressure::new(256, Order::MAX);
+    let rest = on_their_way(&pressure, 20, Need::First);
+    assert_eq!((rest[0], rest[19]), (64, 1));
+}
+
+/// Threads that begin at once have no more than those that begin one after the other.
+#[test]
+fn a_burst_is_bounded() {
+    let pressure = Pressure::new(2048, Order::MAX);
+    let of_files = [OnItsWay::default(), OnItsWay::default()];
+    let begins = std::sync::Barrier::new(8);
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let (pressure, of_file, begins) = (&pressure, &of_files[n % 2], &begins);
+            scope.spawn(move || {
+                begins.wait();
+                while pressure.fill_begins(of_file, Order::new(3).unwrap(), Need::First) {}
+            });
+        }
+    });
+    let [one, two] = of_files.each_ref().map(OnItsWay::frames);
+    assert!(one + two <= 1024 && one <= 512 && two <= 512, "{one} {two}");
+    assert_eq!(pressure.on_its_way.frames(), one + two);
 }

@@ -166,6 +166,28 @@ pub(crate) fn allocate(
     }
 }
 
+/// Waits until `look` returns something, in a thread whose file has enough on its way. It looks again
+/// after each read that ends, and from time to time.
+pub(crate) fn wait_for_own_file<T>(
+    core: &Core,
+    file: &Mapping,
+    look: impl Fn() -> Option<T>,
+) -> Result<T, Shortage> {
+    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    // Ends: when a read of the file has ended, or patience is at an end.
+    loop {
+        let seen = core.pressure.progress_seen();
+        if let Some(it) = look() {
+            return Ok(it);
+        }
+        if patience.is_over_for(core, file, Refused::OwnFile) {
+            return Err(shortage(core, PAGE_BYTES as u64));
+        }
+        core.pressure.wait_for_progress(seen, nap);
+        nap = (nap * 2).min(NAP_MAX);
+    }
+}
+
 /// A folio of `order` where the free memory is in smaller pieces. Used as they are, they would be
 /// evicted as pieces, and so on.
 fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
@@ -227,8 +249,8 @@ impl Patience {
         self.has_lasted(core, lent != before)
     }
 
-    /// The same for a future. If it waits for a worker, or for what its own file has on its way,
-    /// what is read of other files is of no use to it.
+    /// The same for a future, or for a thread that waits for its own file. If it waits for a worker,
+    /// or for what its own file has on its way, what is read of other files is of no use to it.
     pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         if why != Refused::OwnFile {
             return self.is_over(core);

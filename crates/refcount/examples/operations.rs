@@ -11,13 +11,13 @@ use pinfold_refcount::{GetError, RefCount};
 
 fn main() {
     let count = RefCount::frozen();
-    count.set(1);
+    count.hand_out(1);
     count.get(2);
     assert_eq!(count.sub_return(1), 2);
     count.sub(1);
     assert_eq!(count.freeze(1), Ok(()));
     assert_eq!(count.try_get(1), Err(GetError::Frozen));
-    count.unfreeze(1);
+    count.thaw(1);
     assert_eq!(count.try_get(1), Ok(()));
     assert!(!count.put(1));
     assert!(count.put(1));

@@ -20,7 +20,7 @@
 //! | owned | bare | a holder of all references: `freeze` | swap |
 //! | bare, debris | debris | a failed get (a *loser*): `try_get`, `try_pin` | add |
 //! | debris | bare | a loser, which leaves the word without debris or not frozen | swap |
-//! | bare, debris | owned | the party alone: `unfreeze`, `set` | store, next generation |
+//! | bare, debris | owned | the party alone: `thaw`, `hand_out` | store, next generation |
 //!
 //! There are no other transitions. In particular only the store of the party that holds the folio
 //! alone clears the frozen bit, and no zero outlives the put that made it.
@@ -29,7 +29,7 @@
 //!
 //! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees the
 //! folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's swap
-//! must not win *C's* zero. It does not: C's [`set`](RefCount::set) moved the generation on, and
+//! must not win *C's* zero. It does not: C's [`hand_out`](RefCount::hand_out) moved the generation on, and
 //! A's swap expects the old one. If the generation has wrapped round meanwhile, the caller is the
 //! second defence: the winner destroys what the folio says it is now, never what the winner
 //! remembers of it.
@@ -348,42 +348,29 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         frozen
     }
 
-    /// Ends a freeze with `n` references: a plain store, *release*, that also wipes the debris of
-    /// losers. Only for the party that holds the folio alone.
+    /// Ends a freeze: clears the frozen bit and leaves `n` references. A plain store, *release*, that
+    /// also wipes the debris of losers. Only for the party that holds the folio alone.
     ///
     /// # Misuse
-    /// Unfreezing what is not frozen, or with 0 references, panics in debug builds. In release
+    /// Thawing what is not frozen, or with 0 references, panics in debug builds. In release
     /// builds the first drops the references of others, whose folio may be destroyed while they use
-    /// it (the owner of the memory decides what that means); the second leaves the word frozen.
+    /// it (the owner of the memory decides what that means); the second leaves a zero that a get
+    /// succeeds on.
     #[inline]
-    pub fn unfreeze(&self, n: u32) {
-        debug_assert!(n > 0, "unfreeze with 0 references: a stray zero could be taken");
-        let new = self.thaw(n, "unfreeze");
+    pub fn thaw(&self, n: u32) {
+        let new = self.clear_frozen(n, "thaw");
         trace::unfreeze(self, new, i64::from(n));
     }
 
-    /// Sets the count of a folio held alone: `n` references, or, for 0, frozen. There is no way to
-    /// set a plain zero: a get would succeed on it.
+    /// Begins a new lifetime: clears the frozen bit and leaves `n` references. What an allocator does
+    /// last, by the same store as [`thaw`](Self::thaw).
     ///
     /// # Misuse
-    /// As [`unfreeze`](Self::unfreeze).
+    /// As [`thaw`](Self::thaw).
     #[inline]
-    pub fn set(&self, n: u32) {
-        if n == 0 {
-            self.set_frozen();
-        } else {
-            let new = self.thaw(n, "set");
-            trace::set(self, new);
-        }
-    }
-
-    /// [`set`](Self::set) to one: what an allocator does last.
-    ///
-    /// # Misuse
-    /// As [`unfreeze`](Self::unfreeze).
-    #[inline]
-    pub fn init(&self) {
-        self.set(1);
+    pub fn hand_out(&self, n: u32) {
+        let new = self.clear_frozen(n, "hand_out");
+        trace::set(self, new);
     }
 
     /// Leaves the word frozen without debris. Only for the party that holds the folio alone, and
@@ -491,7 +478,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     }
 
     #[inline]
-    fn thaw(&self, n: u32, what: &str) -> Word<P> {
+    fn clear_frozen(&self, n: u32, what: &str) -> Word<P> {
+        debug_assert!(n > 0, "{what} with 0 references: a stray zero could be taken");
         debug_assert!(n <= Self::MAX_REFS, "{what} with {n} references");
         let seen = self.word();
         debug_assert!(seen.is_frozen() || P::FROZEN_BITS == 0, "{what} of a count that is {seen}");

@@ -29,7 +29,7 @@
 //!   swap.
 //! - [`freeze`](RefCount::freeze) swaps the frozen bit for the references, if there are exactly as
 //!   many as the caller expects. The caller then holds the page alone, to move, split or evict it.
-//!   [`unfreeze`](RefCount::unfreeze) is a plain store.
+//!   [`thaw`](RefCount::thaw) is a plain store.
 //! - The *generation* changes with each frozen period, so that a thread that stalled in the middle
 //!   of a put cannot mistake the 0 of a later lifetime for its own.
 //! - *Pins* are references for long use, such as I/O into the page. They are counted separately, by
@@ -44,7 +44,7 @@
 //! use pinfold_refcount::{GetError, RefCount};
 //!
 //! let count = RefCount::frozen(); // free: nobody can take a reference
-//! count.set(1);                   // allocated; the cache itself has this one
+//! count.hand_out(1);              // allocated; the cache itself has this one
 //!
 //! count.try_get(1)?;              // a reader found the page, and checks that it is the right one
 //! assert!(count.freeze(1).is_err(), "somebody reads it: it cannot be evicted now");

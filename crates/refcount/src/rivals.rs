@@ -18,7 +18,7 @@ pub trait Counter {
     /// Takes all references away if there are exactly `expected`.
     fn freeze(&self, expected: u32) -> bool;
     /// Ends a freeze with `n` references.
-    fn unfreeze(&self, n: u32);
+    fn thaw(&self, n: u32);
     /// References held.
     fn count(&self) -> u32;
 }
@@ -40,8 +40,8 @@ impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
         self.freeze(expected).is_ok()
     }
     #[inline]
-    fn unfreeze(&self, n: u32) {
-        self.unfreeze(n);
+    fn thaw(&self, n: u32) {
+        self.thaw(n);
     }
     fn count(&self) -> u32 {
         self.count()
@@ -76,7 +76,7 @@ macro_rules! zero_is_dead {
                 let start: fn(&AtomicU32) -> u32 = $start;
                 let mut seen = start(&self.0);
                 while seen != 0 {
-                    // Acquire, pairs with the release store in `unfreeze`. The loop ends: the
+                    // Acquire, pairs with the release store in `thaw`. The loop ends: the
                     // exchange fails only when another thread changed the word.
                     match self.0.compare_exchange_weak(
                         seen,
@@ -99,7 +99,7 @@ macro_rules! zero_is_dead {
                 // Acquire, pairs with the release of earlier puts.
                 self.0.compare_exchange(expected, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
             }
-            fn unfreeze(&self, n: u32) {
+            fn thaw(&self, n: u32) {
                 // Release, pairs with the acquire of `try_get`.
                 self.0.store(n, Ordering::Release);
             }
@@ -156,7 +156,7 @@ impl<const BITS: u32, const LOOP: bool, A: AtomicWord<u32>> Counter for SeedFroz
     }
     #[inline]
     fn try_get(&self) -> bool {
-        // Acquire, pairs with the release store in `unfreeze`.
+        // Acquire, pairs with the release store in `thaw`.
         let new = self.0.fetch_add(Self::ONE, Ordering::Acquire).wrapping_add(Self::ONE);
         if new & FROZEN == 0 {
             return true;
@@ -174,7 +174,7 @@ impl<const BITS: u32, const LOOP: bool, A: AtomicWord<u32>> Counter for SeedFroz
         // Acquire, pairs with the release of earlier puts.
         self.0.compare_exchange(expected * Self::ONE, FROZEN, Ordering::Acquire).is_ok()
     }
-    fn unfreeze(&self, n: u32) {
+    fn thaw(&self, n: u32) {
         // Release, pairs with the acquire of `try_get`.
         self.0.store(n * Self::ONE, Ordering::Release);
     }

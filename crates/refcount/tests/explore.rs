@@ -44,7 +44,7 @@ fn run(count: &impl Counter, operation: Operation, held: u32) -> bool {
         Operation::Put => count.put(),
         Operation::Freeze => count.freeze(held),
         Operation::Thaw => {
-            count.unfreeze(1);
+            count.thaw(1);
             true
         }
         Operation::TryPin | Operation::Unpin => unreachable!("not of every count"),
@@ -122,7 +122,7 @@ enum Operation {
     Unpin,
     /// Expecting just what the actor holds.
     Freeze,
-    /// By the party alone, or the one it hands the folio to: unfreeze, or set in a new lifetime.
+    /// By the party alone, or the one it hands the folio to: a thaw, or a hand-out in a new lifetime.
     Thaw,
 }
 
@@ -355,7 +355,7 @@ fn the_shipped_count_holds() {
 fn mutants_are_caught() {
     caught::<Shipped<Narrow<0, 0, 3>>>("no generation", "the zero of another lifetime");
     caught::<Shipped<P, NeverUpdates<ReplayWord>>>("no wiping", "debris left");
-    caught::<Shipped<P, ThawAdds<ReplayWord, P>>>("unfreeze adds", "the word says");
+    caught::<Shipped<P, ThawAdds<ReplayWord, P>>>("thaw adds", "the word says");
     caught::<Shipped<P, TornSub<ReplayWord>>>("a torn subtraction", "");
     caught::<Shipped<P, EverybodyWins<ReplayWord>>>("a swap that always wins", "");
 }

@@ -41,7 +41,7 @@ impl<P: Protocol, A: AtomicWord<u64> + 'static> Folio<P, A> {
             is: UnsafeCell::new(1),
             notes: [UnsafeCell::new(0), UnsafeCell::new(0)],
         };
-        folio.count.set(refs);
+        folio.count.hand_out(refs);
         Arc::new(folio)
     }
 
@@ -142,7 +142,7 @@ fn get_free<P: Protocol, A: AtomicWord<u64> + 'static>() {
     });
 }
 
-/// A holder freezes, changes the folio and unfreezes while a reader gets.
+/// A holder freezes, changes the folio and thaws it while a reader gets.
 fn get_freeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
     check(|| {
         let folio = Folio::<P, A>::with(1);
@@ -153,7 +153,7 @@ fn get_freeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
                     let alone = folio.count.freeze(1).is_ok();
                     if alone {
                         folio.write(2);
-                        folio.count.unfreeze(1);
+                        folio.count.thaw(1);
                     }
                     alone
                 },
@@ -168,8 +168,8 @@ fn get_freeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
     });
 }
 
-/// A party alone fills the folio and unfreezes it while a reader gets, and keeps what it got.
-fn get_unfreeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
+/// A party alone fills the folio and thaws it while a reader gets, and keeps what it got.
+fn get_thaw<P: Protocol, A: AtomicWord<u64> + 'static>() {
     check(|| {
         let folio = Folio::<P, A>::with(1);
         folio.count.freeze(1).expect("nobody else is there yet");
@@ -178,7 +178,7 @@ fn get_unfreeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
             vec![
                 |folio| {
                     folio.write(2);
-                    folio.count.unfreeze(1);
+                    folio.count.thaw(1);
                     0
                 },
                 |folio| {
@@ -238,7 +238,7 @@ fn reuse<P: Protocol, A: AtomicWord<u64> + 'static>(verify: fn(u32, u32)) {
         if last.is_some() {
             // Back from the allocator as another folio.
             folio.write(2);
-            folio.count.set(1);
+            folio.count.hand_out(1);
             ended.extend(folio.put().inspect(|&ended| verify(2, ended)));
         }
         ended.extend(staller.join().unwrap());
@@ -292,7 +292,7 @@ fn pin_freeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
                 |folio| {
                     if folio.count.freeze(1).is_ok() {
                         folio.write(2);
-                        folio.count.unfreeze(1);
+                        folio.count.thaw(1);
                     }
                 },
                 |folio| {
@@ -343,7 +343,7 @@ models! {
         NoFrozenBit => RACE,
         RelaxedFreeze => RACE,
         RelaxedPut => RACE;
-    get_and_unfreeze: get_unfreeze catches
+    get_and_thaw: get_thaw catches
         NoFrozenBit => RACE,
         RelaxedThaw => RACE,
         RelaxedTryGet => RACE,

@@ -32,9 +32,9 @@ enum Operation {
     TryPin(u32),
     Unpin(u32),
     Freeze(u32),
-    Unfreeze(u32),
-    Set(u32),
-    Init,
+    Thaw(u32),
+    HandOut(u32),
+    SetFrozen,
 }
 
 fn operation(most: u32) -> impl Strategy<Value = Operation> {
@@ -55,9 +55,9 @@ fn operation(most: u32) -> impl Strategy<Value = Operation> {
         n.clone().prop_map(TryPin),
         n.clone().prop_map(Unpin),
         n.clone().prop_map(Freeze),
-        n.prop_map(Unfreeze),
-        (0..=most).prop_map(Set),
-        Just(Init),
+        n.clone().prop_map(Thaw),
+        n.prop_map(HandOut),
+        Just(SetFrozen),
     ]
 }
 
@@ -152,17 +152,17 @@ fn apply<P: Protocol>(count: &RefCount<P>, now: Reference, operation: Operation)
             }
             if alone { Frozen } else { now }
         }
-        (Frozen, Unfreeze(n)) => {
-            count.unfreeze(n);
+        (Frozen, Thaw(n)) => {
+            count.thaw(n);
             Owned { refs: n, pins: 0 }
         }
-        (Frozen, Set(n)) => {
-            count.set(n);
-            if n == 0 { Frozen } else { Owned { refs: n, pins: 0 } }
+        (Frozen, HandOut(n)) => {
+            count.hand_out(n);
+            Owned { refs: n, pins: 0 }
         }
-        (Frozen, Init) => {
-            count.init();
-            Owned { refs: 1, pins: 0 }
+        (Frozen, SetFrozen) => {
+            count.set_frozen();
+            Frozen
         }
         // Illegal here: what misuse does is tested below.
         _ => now,
@@ -204,7 +204,7 @@ proptest! {
 #[test]
 fn the_limit_is_an_error_and_changes_nothing() {
     let count = RefCount::frozen();
-    count.set(RefCount::<Shipped>::MAX_REFS);
+    count.hand_out(RefCount::<Shipped>::MAX_REFS);
     assert_eq!(count.try_get(1), Err(GetError::TooMany));
     assert_eq!(count.count(), RefCount::<Shipped>::MAX_REFS);
     count.sub(1);
@@ -221,7 +221,7 @@ fn every_value_around_the_limit_is_exact() {
     let max = RefCount::<Shipped>::MAX_REFS;
     for n in [1, 2, 511, 512] {
         let count = RefCount::frozen();
-        count.set(max - n);
+        count.hand_out(max - n);
         assert_eq!(count.try_get(n), Ok(()));
         assert_eq!(count.try_get(n), Err(GetError::TooMany));
         assert_eq!(count.count(), max);
@@ -235,7 +235,7 @@ fn panics(misuse: impl FnOnce() + std::panic::UnwindSafe) -> String {
 #[test]
 fn getting_past_the_limit_panics_and_changes_nothing() {
     let count = RefCount::frozen();
-    count.set(RefCount::<Shipped>::MAX_REFS);
+    count.hand_out(RefCount::<Shipped>::MAX_REFS);
     let said = panics(|| count.get(1));
     assert!(said.contains("owned by 4194303 refs and 0 pins"), "{said}");
     assert_eq!(count.count(), RefCount::<Shipped>::MAX_REFS);
@@ -266,7 +266,7 @@ fn putting_what_is_not_held() {
     let count = RefCount::frozen();
     misuse(&count, |count| assert!(!count.put(1)), "put of what is not held: the count was frozen");
     misuse(&count, |count| assert!(!count.unpin(1)), "unpin of what is not held: the count was");
-    count.set(2);
+    count.hand_out(2);
     misuse(&count, |count| assert!(!count.put(3)), "the count was owned by 2 refs and 0 pins");
     misuse(&count, |count| assert!(!count.unpin(1)), "the count was owned by 2 refs and 0 pins");
     misuse(&count, |count| count.sub(2), "would leave a stray zero: the count was owned by 2");
@@ -275,24 +275,17 @@ fn putting_what_is_not_held() {
 
 #[test]
 #[cfg(debug_assertions)]
-fn unfreezing_what_is_not_frozen() {
+fn thawing_what_is_not_frozen() {
     let count = RefCount::frozen();
-    count.set(1);
-    misuse(&count, |count| count.unfreeze(1), "unfreeze of a count that is owned by 1 refs");
-    misuse(&count, |count| count.set(1), "set of a count that is owned by 1 refs");
-    misuse(&count, |count| count.set(0), "set_frozen of a count that is owned by 1 refs");
+    count.hand_out(1);
+    misuse(&count, |count| count.thaw(1), "thaw of a count that is owned by 1 refs");
+    misuse(&count, |count| count.hand_out(1), "hand_out of a count that is owned by 1 refs");
+    misuse(&count, |count| count.set_frozen(), "set_frozen of a count that is owned by 1 refs");
     let count = RefCount::frozen();
-    misuse(&count, |count| count.unfreeze(0), "a stray zero could be taken");
+    misuse(&count, |count| count.thaw(0), "thaw with 0 references: a stray zero could be taken");
+    misuse(&count, |count| count.hand_out(0), "hand_out with 0 references: a stray zero");
     misuse(&count, |count| assert!(count.try_get(0).is_err()), "try_get of 0 references");
     misuse(&count, |count| assert!(count.freeze(0).is_err()), "freeze expecting 0 references");
-}
-
-#[test]
-fn set_to_zero_is_set_frozen() {
-    let count = RefCount::frozen();
-    count.set(0);
-    assert!(count.is_frozen());
-    assert_eq!(count.try_get(1), Err(GetError::Frozen));
 }
 
 #[test]
@@ -321,7 +314,7 @@ fn one_destroyer_a_lifetime_under_threads() {
             });
         }
         for lifetime in 0..LIFETIMES {
-            count.set(1);
+            count.hand_out(1);
             if count.put(1) {
                 destroyed.fetch_add(1, SeqCst);
             }

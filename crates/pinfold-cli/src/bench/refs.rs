@@ -112,12 +112,12 @@ fn prepare(engine: &str, board: &Board) {
     // Relaxed: the workers are started after this.
     board.word.0[0].store(0, Ordering::Relaxed);
     match engine {
-        "cas" => shared::<CasLoop, AtomicU32>(board).unfreeze(1),
-        "assume-one" => shared::<AssumeOne, AtomicU32>(board).unfreeze(1),
-        "frozen32" => shared::<Frozen32, AtomicU32>(board).unfreeze(1),
+        "cas" => shared::<CasLoop, AtomicU32>(board).thaw(1),
+        "assume-one" => shared::<AssumeOne, AtomicU32>(board).thaw(1),
+        "frozen32" => shared::<Frozen32, AtomicU32>(board).thaw(1),
         "frozen" => {
             let frozen = RefCount::frozen();
-            frozen.set(1);
+            frozen.hand_out(1);
             board.word.0[0].store(frozen.word().raw(), Ordering::Relaxed);
         }
         _ => {}

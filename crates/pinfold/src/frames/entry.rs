@@ -22,7 +22,7 @@
 //! | live | 1 or more | even | 0 | set | shared |
 //! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
 //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
-//! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
+//! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
 //! "Frozen" is the frozen bit with or without the debris of losers; this module does not
@@ -35,30 +35,30 @@
 //! | from | to | step | by |
 //! |---|---|---|---|
 //! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before the table is shared |
-//! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.set(1)` last | `Frames::alloc` |
+//! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.hand_out(1)` last | `Frames::alloc` |
 //! | free | held, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
 //! | held | filling | as free to filling | `HeldRun::into_folio` |
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
 //! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where only pins use the folio |
-//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
-//! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
-//! | frozen for change | being freed | out of the index | reclaim, truncate |
+//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
+//! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation, having finished |
+//! | frozen for change | being freed | out of the index, `forget_identity` | eviction; migration, of the old folio |
 //! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
-//! | live | gone | `change_begin`, out of the index, `forget_identity` | truncate of a folio that is held |
+//! | live | gone | `change_begin`, out of the index, `forget_identity` | `freeze/drop.rs`, `freeze/lend.rs`: used or not |
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
 //! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` asserts that the
 //! bit is there and stores nothing in the count, the allocator never touches the word, `hand_out`
-//! asserts the bit once more and then sets 1 as its last step. Zero is not a state: memory fresh
+//! asserts the bit once more and then stores 1 as its last step. Zero is not a state: memory fresh
 //! from the system reads as zero, which a `try_get` would turn into a reference, so every entry is
 //! written before the table can be reached.
 //!
 //! # Which words are changed how
 //!
-//! `count` has its own atomic operations. `version`, `mapping`, `index`, `order` have one writer at
+//! `count` has its own atomic operations. `version`, `mapping`, `start`, `order` have one writer at
 //! a time (see the states), so they are stored, never swapped. `prev`, `next`, `block` belong to a
 //! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
 //! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
@@ -406,7 +406,7 @@ impl Frame {
         self.assert_changing("folio handed out");
         // Another thread may have made the version odd.
         fence_before_racing_stores(Mutant::HandOutUnfenced);
-        // Relaxed, all four: `count.set` publishes them. A thread that gets a reference by a stale
+        // Relaxed, all four: `count.hand_out` publishes them. A thread that gets a reference by a stale
         // number synchronizes with it, finds no mapping, and leaves. If the old identity stayed, it
         // would take an evicted page for the one being filled.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
@@ -416,7 +416,7 @@ impl Frame {
         self.set_fresh();
         // Last. Only here in `frame` is the frozen bit cleared: a release store that pairs with the
         // acquire of a successful `try_get`, and wipes the additions of losers.
-        self.count.set(1);
+        self.count.hand_out(1);
     }
 
     // ---- flags ----

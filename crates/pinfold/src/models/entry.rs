@@ -295,7 +295,7 @@ fn a_stale_lookup_while_the_new_identity_is_given() {
 #[test]
 #[should_panic(expected = "found a page that is not there")]
 fn mutant_that_keeps_the_old_identity() {
-    let mutant = &Birth { hand_out: |frame| frame.count.set(1), ..SHIPPED_BIRTH };
+    let mutant = &Birth { hand_out: |frame| frame.count.hand_out(1), ..SHIPPED_BIRTH };
     a_stale_lookup_finds_nothing(mutant, PAGE_7, PAGE_7);
 }
 
@@ -304,7 +304,7 @@ fn mutant_that_keeps_the_old_identity() {
 fn mutant_that_counts_before_it_forgets() {
     let mutant = &Birth {
         hand_out: |frame| {
-            frame.count.set(1);
+            frame.count.hand_out(1);
             frame.forget_identity();
         },
         ..SHIPPED_BIRTH

@@ -31,8 +31,7 @@ fn write(model: &Model, page: u64) {
     };
     if alone {
         fill(core, folio.frame, page);
-        frame.change_end();
-        frame.count.unfreeze(1);
+        freeze::thaw(frame);
         drop(changing);
         core.put(copy);
         return;

@@ -57,7 +57,7 @@ macro_rules! delegate {
     };
 }
 
-/// A word whose owner unfreezes by adding the difference instead of storing.
+/// A word whose owner thaws by adding the difference instead of storing.
 pub struct ThawAdds<A, P>(A, PhantomData<fn() -> P>);
 
 impl<A: AtomicWord<u64>, P: Protocol> AtomicWord<u64> for ThawAdds<A, P> {

@@ -127,7 +127,7 @@ impl Candidates {
         let announced = users::announced(core, &heads);
         for (nth, n) in frozen.into_iter().enumerate() {
             if announced.has(nth) {
-                users::thaw(core, core.frames.frame(heads[nth]));
+                users::thaw_announced(core, core.frames.frame(heads[nth]));
                 states[n] = Err(InUse::Borrowed);
             }
         }

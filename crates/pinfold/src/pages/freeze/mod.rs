@@ -1,20 +1,20 @@
-//! The users of freeze. Each is one function in one file, which begins with its steps.
+//! What is done to a live folio under its mapping's `change` mutex. Each is one file, which begins with
+//! its steps.
 //!
-//! They have in common: the caller has no hold on the folio; the mapping's `change` mutex is held
-//! from before the freeze until the folio is thawed, replaced or out of the index; the version is
-//! odd all that time; the count is frozen from the index's own reference (1), so any other
-//! reference or pin makes the freeze fail. Then, with the version odd, they scan the slots and thaw
-//! the folio if a reader has announced it.
+//! | file | subject | freezes | scans the slots | the folio then |
+//! |---|---|---|---|---|
+//! | `users.rs` | who may still use a folio in place | the step itself | the step itself | |
+//! | `batch.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
+//! | `migrate.rs` | moving a folio's bytes to other frames | yes | yes | is replaced |
+//! | `split.rs` | making small folios of a large one | yes | yes | is handed out in pieces |
+//! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for | yes | no: its bytes stay | is thawed |
+//! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
+//! | `lend.rs` | moving a folio's bytes to its file's mirror, used or not | no | afterwards | is let go of |
 //!
-//! | file | subject |
-//! |---|---|
-//! | `users.rs` | what may still use a folio in place |
-//! | `batch.rs` | freezing many folios with one fence and one scan |
-//! | `drop.rs` | dropping the folios of a range, held or not |
-//! | `migrate.rs` | moving a folio's bytes to other frames |
-//! | `lend.rs` | moving a folio's bytes to its file's mirror, used or not |
-//! | `split.rs` | making small folios of a large one |
-//! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for |
+//! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd all
+//! that time. Who freezes has no reference to the folio: the count is frozen from the index's own
+//! (1), so any other reference or pin makes the freeze fail. A folio that a reader has announced is
+//! thawed (`users.rs`). Whoever only drops or lends leaves the old folio to its users.
 //!
 //! Nothing here allocates or evicts.
 
@@ -40,4 +40,4 @@ pub(crate) use revoke::revoke;
 pub(crate) use split::split;
 pub(crate) use users::{InUse, collect, let_go};
 #[cfg(all(test, loom))]
-pub(crate) use users::{freeze_alone, freeze_blindly};
+pub(crate) use users::{freeze_alone, freeze_blindly, thaw};

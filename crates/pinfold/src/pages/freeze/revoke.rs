@@ -28,7 +28,7 @@ pub(crate) fn revoke(core: &Core, grant: &Grant) -> bool {
     }
     let frozen = users::freeze(frame).is_ok();
     if frozen {
-        users::reopen(frame);
+        users::thaw(frame);
     }
     frozen
 }

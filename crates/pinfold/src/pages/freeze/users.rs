@@ -1,4 +1,4 @@
-//! The users of a folio in place: the one module that checks for them.
+//! The users of a folio in place: the one module that checks for them before a folio is changed.
 //!
 //! | user | how it shows | what keeps new ones away |
 //! |---|---|---|
@@ -9,8 +9,9 @@
 //! A map is no user: it shows what is in the file's mirror, which its folios leave with their pages
 //! (`mirror/mod.rs`). Nothing is written to a mirrored page.
 //!
-//! Freezes a folio by its count, scans the slots, thaws a frozen folio, and ends a folio that left
-//! its file while it was in use. The other files of this folder work on folios without users.
+//! Belongs here: the freeze of a folio by its count, the scan of the slots, the thaw of a frozen
+//! folio, and what becomes of one that left its file while it was in use ([`let_go`]). The other files
+//! of this folder are what is done with folios, by these steps.
 
 use pinfold_policy::Answer;
 
@@ -73,7 +74,7 @@ pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> 
     let frame = core.frames.frame(head);
     freeze(frame)?;
     if announced(core, &[head]).has(0) {
-        thaw(core, frame);
+        thaw_announced(core, frame);
         return Err(InUse::Borrowed);
     }
     Ok(())
@@ -85,19 +86,21 @@ pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
     freeze(frame)
 }
 
-/// Thaws a folio whose bytes and identity have not changed: existing announcements stay valid.
-pub(super) fn thaw(core: &Core, frame: &Frame) {
-    core.counters.count(Event::Announced);
-    reopen(frame);
-}
-
-/// The same for any reason. Revokes the folio's grant: the list of grants goes by the version.
-pub(super) fn reopen(frame: &Frame) {
+/// Thaws a folio that only the index has a reference to, and makes its version even. Existing
+/// announcements stay valid, as long as its bytes and identity have not changed. Revokes the folio's
+/// grant: the list of grants goes by the version.
+pub(crate) fn thaw(frame: &Frame) {
     if frame.flags().contains(Flags::GRANTED) {
         frame.revoke();
     }
     frame.change_end();
-    frame.count.unfreeze(1);
+    frame.count.thaw(1);
+}
+
+/// Thaws a folio that a reader has announced.
+pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
+    core.counters.count(Event::Announced);
+    thaw(frame);
 }
 
 /// Gives back the index's references to folios that have left it: out of the index, version odd.

@@ -179,7 +179,7 @@ impl Options {
         self
     }
 
-    /// The same in a source of the program's own, which is written to and read from its start up to
+    /// The swap is a source of the program's own, which is written to and read from its start up to
     /// `bytes`. Several threads do so at once. Nothing is synced, and nothing is expected to be there
     /// before.
     #[must_use]

@@ -96,7 +96,7 @@ pub(crate) trait Rules: PolicyState {
         self.spare_used(r, queue)
     }
 
-    /// The same, whatever this sweep met.
+    /// [`spare`](Self::spare), whatever this sweep met.
     #[inline]
     fn spare_used<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
         let id = self.queues().head(queue);
@@ -156,13 +156,13 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
             }
             return None;
         }
-        let from = self.queues().take_out(residents, id);
+        let from = self.queues().take_off(residents, id);
         debug_assert!(from.is_some(), "folio {id} was evicted, but not the policy's");
         self.ghost(from?, pages)
     }
 
     fn remove(&mut self, residents: &mut R, id: Id) {
-        self.queues().take_out(residents, id);
+        self.queues().take_off(residents, id);
     }
 
     fn stays_in_part(&self, residents: &R, id: Id) -> bool {
@@ -177,7 +177,7 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
         for &id in std::iter::once(&head).chain(rest) {
             if let Some(uses) = self.spares(queue, residents.uses(id)) {
                 residents.set_uses(id, uses);
-                self.queues().take_out(residents, id);
+                self.queues().take_off(residents, id);
                 self.queues().push_tail(residents, id, Queue::Main);
             }
         }

@@ -188,7 +188,7 @@ impl Queues {
     }
 
     /// Takes a folio out of the queue or the offer that it is in; returns that queue.
-    pub(crate) fn take_out<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
+    pub(crate) fn take_off<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
         let queue = match r.place(id) {
             Place::Out => return None,
             Place::Queued(queue) => {

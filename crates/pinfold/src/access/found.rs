@@ -85,7 +85,7 @@ impl Want for AnyPage {
     }
 }
 
-/// The same, of a folio that a counted guard may be taken of at once.
+/// A whole page, of a folio that a counted guard may be taken of at once.
 #[derive(Clone, Copy)]
 pub(crate) struct HoldablePage;
 
@@ -156,7 +156,7 @@ impl Handle {
         self.look_into(it, head, offset, want)
     }
 
-    /// The same, of an entry and its frame's address; `head` is that frame's number.
+    /// As [`look`](Self::look), of an entry and its frame's address; `head` is that frame's number.
     #[inline(always)]
     pub(crate) fn look_into<'a, W: Want>(
         &'a self,

@@ -226,7 +226,7 @@ fn not_shortly<const WHY: usize>(handle: &Handle) {
     handle.counters().count_numbered::<WHY>();
 }
 
-/// The same for `bytes` bytes from `at` of the folio on.
+/// Counts why the short read does not apply to `bytes` bytes from `at` of the folio on.
 #[cold]
 #[inline(never)]
 fn not_in(handle: &Handle, frame: &Frame, at: u64, bytes: u64) {

@@ -122,7 +122,7 @@ impl Waiters {
         drop(self.wake_later(key));
     }
 
-    /// The same for a caller that holds a lock: wakes the threads, and hands over the futures that
+    /// [`wake`](Self::wake) for a caller that holds a lock: wakes the threads, and hands over the futures that
     /// the caller wakes when it has released the lock.
     pub(crate) fn wake_later(&self, key: u32) -> Woken {
         let stripe = self.stripe(key);

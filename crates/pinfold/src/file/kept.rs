@@ -109,7 +109,7 @@ impl<F: SharedFile> FolioOf<F> {
         Ok(FolioOf { view, file: file.clone() })
     }
 
-    /// The same without blocking the thread that polls the future, as [`File::get_async`]. The
+    /// [`get`](Self::get) without blocking the thread that polls the future, as [`File::get_async`]. The
     /// future owns its share of the file, so a task of its own can have it.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max), path: None }
     }
 
-    /// The same of a file of the system that was opened by `path`.
+    /// A handle of a file of the system that was opened by `path`.
     pub(crate) fn opened(core: Arc<Core>, mapping: Arc<Mapping>, path: &Path) -> Self {
         let mut file = Self::new(core, mapping);
         if path.is_relative() {

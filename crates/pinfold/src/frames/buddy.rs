@@ -80,7 +80,7 @@ pub(super) struct Buddy {
     runs: RunKinds,
     /// Copy of `Lists::free_frames`, stored under the mutex and read without it.
     free_frames: AtomicU32,
-    /// The same of `Lists::free_lent`.
+    /// A copy of `Lists::free_lent`.
     free_lent: AtomicU32,
     table_frames: u32,
 }

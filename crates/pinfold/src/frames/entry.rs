@@ -309,7 +309,7 @@ impl Frame {
         (mapping, start, self.span_bytes.load(Ordering::Relaxed))
     }
 
-    /// The same for a reader that wants a counted guard: the bytes that it may have one of at once.
+    /// What [`readable`](Self::readable) returns, for a reader that wants a counted guard: the bytes that it may have one of at once.
     #[inline(always)]
     pub(crate) fn holdable(&self) -> (u32, u64, u32) {
         // Relaxed, all three: as in `readable`.

@@ -388,7 +388,7 @@ impl Frames {
         self.buddy.free_frames()
     }
 
-    /// The same of lent runs.
+    /// How many frames of lent runs are free.
     pub(crate) fn free_lent(&self) -> u32 {
         self.buddy.free_lent()
     }

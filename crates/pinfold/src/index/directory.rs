@@ -111,7 +111,7 @@ fn zeroed(words: usize) -> Box<[AtomicU32]> {
     unsafe { Box::from_raw(plain as *mut [AtomicU32]) }
 }
 
-/// The same of a checker's words.
+/// Zeroed words of a checker.
 #[cfg(any(loom, shuttle))]
 fn zeroed(words: usize) -> Box<[AtomicU32]> {
     (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()

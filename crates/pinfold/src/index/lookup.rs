@@ -49,7 +49,7 @@ impl<const BITS: u32> Lookup<BITS> {
         self.hint_and_size(at, unit).map(|(head, _)| head)
     }
 
-    /// The same, and whether the folio is smaller than a block.
+    /// [`hint`](Self::hint), and whether the folio is smaller than a block.
     #[inline(always)]
     pub(crate) fn hint_and_size(&self, at: u64, unit: u32) -> Option<(FrameNumber, bool)> {
         let block = at >> (unit + BITS);

@@ -61,7 +61,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         !marked(Mark::Dirty) && !marked(Mark::Writeback)
     }
 
-    /// The same of every folio.
+    /// Whether every folio is clean.
     pub(crate) fn is_all_clean(&self) -> bool {
         !self.any_marked(Mark::Dirty) && !self.any_marked(Mark::Writeback)
     }

@@ -187,7 +187,7 @@ mod real {
     }
 }
 
-/// The same for the model checker, whose atomics are objects and cannot live in raw bytes.
+/// The nodes' memory for the model checker, whose atomics are objects and cannot live in raw bytes.
 #[cfg(loom)]
 mod model {
     use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS};

@@ -43,7 +43,7 @@ const WINDOW_PAGES: u32 = 32;
 /// How long a thread sleeps at a time while others own the place.
 pub(crate) const NAP: Duration = Duration::from_millis(1);
 
-/// The same for a task, which has a thread wait so long once.
+/// What [`NAP`] is for threads, for a task, which has a thread wait so long once.
 const COPY_NAP: Duration = Duration::from_micros(100);
 
 /// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.

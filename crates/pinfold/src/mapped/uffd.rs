@@ -190,7 +190,7 @@ fn first(flags: &[u32]) -> Result<OwnedFd> {
     by_device(common).map_err(|device| refused(syscall, device))
 }
 
-/// The same by the device, which asks for no privilege but its own mode (Linux 6.1).
+/// Makes a userfaultfd by the device, which asks for no privilege but its own mode (Linux 6.1).
 fn by_device(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
     let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let number = libc::Ioctl::from(OP_NEW);

@@ -181,7 +181,7 @@ impl Core {
         }
     }
 
-    /// The same for a folio that was allocated in vain. That it is free again is no progress.
+    /// [`put`](Self::put) for a folio that was allocated in vain. That it is free again is no progress.
     pub(crate) fn give_back(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {

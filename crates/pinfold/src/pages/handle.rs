@@ -87,7 +87,7 @@ impl Handle {
         }
     }
 
-    /// The same, for the page that has byte `offset` of the file.
+    /// [`hint`](Self::hint) for the page that has byte `offset` of the file.
     #[inline(always)]
     pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
         match self.lookup.hint(offset, PAGE_SHIFT) {
@@ -96,7 +96,7 @@ impl Handle {
         }
     }
 
-    /// The same, and whether the folio is a small one.
+    /// [`hint_of_byte`](Self::hint_of_byte), and whether the folio is a small one.
     #[inline(always)]
     pub(crate) fn hint_and_size_of_byte(&self, offset: u64) -> (FrameNumber, bool) {
         let known = self.lookup.hint_and_size(offset, PAGE_SHIFT);

@@ -66,7 +66,7 @@ pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
 /// The memory of a mapping whose pages are the program's own: what eviction asks of it.
 pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
-    fn take_out(&self, pages: std::ops::Range<u64>);
+    fn take_out_of_memory(&self, pages: std::ops::Range<u64>);
 
     /// Of these pages, in rising order, those that could leave memory without a write, and whose
     /// protection has ended without a fault, count as stored to from now on. Called under the
@@ -137,7 +137,7 @@ impl ReadUnder {
         ReadUnder { contents, settled, by_fine_times: !by_age, grown: false }
     }
 
-    /// The same, after an append.
+    /// The contents of `self`, after an append.
     pub(crate) fn as_grown(self) -> Self {
         ReadUnder { grown: true, ..self }
     }

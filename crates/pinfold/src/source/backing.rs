@@ -250,7 +250,7 @@ impl Backing {
         let _ = self.try_submit(batch);
     }
 
-    /// The same; says why the rest was not taken, if that will not change by itself.
+    /// Submits a batch as [`submit`](Self::submit) does; says why the rest was not taken, if that will not change by itself.
     ///
     /// # Errors
     /// The source panicked, or no thread can be started.

@@ -51,7 +51,7 @@ impl Engine {
         Self::with_hook(options, || {})
     }
 
-    /// The same. `worker_is_free` is called, without a lock, when a worker has become free after a
+    /// A new engine. `worker_is_free` is called, without a lock, when a worker has become free after a
     /// request that somebody waits for found none.
     pub(crate) fn with_hook(
         options: EngineOptions,

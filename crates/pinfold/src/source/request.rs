@@ -465,7 +465,7 @@ pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::R
     }
 }
 
-/// The same for a write, which moves all bytes or is an error.
+/// What came of a write, as [`settle`] says it of a read. A write moves all bytes or is an error.
 fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Ok(done) if done > asked => Err(overlong(done, asked)),

@@ -84,7 +84,7 @@ impl Handle {
         Ok(FolioRef::adopt(self, view))
     }
 
-    /// The same, if the page is cached at this moment.
+    /// As [`get`](Self::get), but only if the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
         let view = match self.hold_at_once(page) {
@@ -143,7 +143,7 @@ impl Handle {
         Some(unsafe { PageView::at(frame, bytes, page_bytes) })
     }
 
-    /// The same, in a guard. The caller counts the hit.
+    /// As [`hold_found`](Self::hold_found), in a guard. The caller counts the hit.
     #[inline(always)]
     pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))
@@ -161,7 +161,7 @@ impl Handle {
         self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The same.
+    /// What [`get_slowly`](Self::get_slowly) puts into a guard.
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64, counted: bool) -> Result<PageView> {

@@ -123,7 +123,7 @@ impl Optimistic<'_> {
         !self.frame.read_retry(self.stamp)
     }
 
-    /// The same for several pages: true if all copies made so far of all `pages` are of one moment,
+    /// [`validate`](Self::validate) for several pages: true if all copies made so far of all `pages` are of one moment,
     /// and the file still has these bytes.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate_all(pages: &[Self]) -> bool {

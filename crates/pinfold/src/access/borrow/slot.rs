@@ -84,7 +84,7 @@ impl Handle {
         self.borrow_otherwise(page, reader)
     }
 
-    /// The same, if the page is cached at this moment.
+    /// As [`borrow`](Self::borrow), but only if the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_borrow<'f, 'r>(
         &'f self,
@@ -115,7 +115,7 @@ impl Handle {
         }
     }
 
-    /// The same, without fills.
+    /// As [`borrow_otherwise`](Self::borrow_otherwise), without fills.
     #[cold]
     #[inline(never)]
     fn try_borrow_otherwise<'f, 'r>(

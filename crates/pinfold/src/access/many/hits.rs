@@ -175,7 +175,7 @@ impl Handle {
         self.get_at_once(page)
     }
 
-    /// The same for borrows, in slots of `free`, which are of `reader`.
+    /// Borrows what is cached of a block of pages, in slots of `free`, which are of `reader`.
     #[inline]
     pub(crate) fn borrow_block<'f, 'r>(
         &'f self,

@@ -158,7 +158,7 @@ impl<'a> Absent<'a> {
         Ok(Some(failed))
     }
 
-    /// The same for futures, of which each then waits for its page. Nothing waits here: what could
+    /// Begins the reads for futures, of which each then waits for its page. Nothing waits here: what could
     /// not be begun at once is left to them.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// The same for what `reads` want, of which each says by itself what it cannot get.
+/// Starts to read what `reads` want, of which each says by itself what it cannot get.
 pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
     let mut absent = Absent::new(handle);
     for read in reads {
@@ -286,7 +286,7 @@ pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
     }
 }
 
-/// The same for a range, of which it reads at most a quarter of the cache.
+/// Starts to read a range, of which it reads at most a quarter of the cache.
 pub(crate) fn will_need(handle: &Handle, pages: Range<u64>) {
     let share = u64::from(handle.core.frames.frames() / 4);
     let window = handle.stream.window_pages();

@@ -215,7 +215,7 @@ impl PinnedRange {
     /// Unpins the range, as a drop does, but visibly.
     pub fn unpin(self) {}
 
-    /// The same page by page, with a subtraction for each. Feature `testing`: for comparisons only.
+    /// Unpins page by page, with a subtraction for each. Feature `testing`: for comparisons only.
     #[cfg(feature = "testing")]
     pub fn unpin_per_page(mut self) {
         self.runs.unpin::<true>(&self.core);

@@ -103,7 +103,7 @@ pub(crate) fn empty_own_buffer() {
     }
 }
 
-/// The same for all threads: membarrier(2).
+/// Empties the buffers of all threads, as membarrier(2) does.
 pub(crate) fn empty_all_buffers() {
     point();
     while let Some(thread) = BUFFERS.with_borrow(|all| all.keys().next().copied()) {

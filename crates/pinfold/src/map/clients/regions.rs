@@ -42,7 +42,7 @@ pub enum ClientMemory {
     Shared,
     /// Anonymous memory, registered for missing pages: gets copies, which no other client has.
     Private,
-    /// The same, but all of its pages are zeros: what the client has removed.
+    /// Private memory, all of whose pages are zeros: what the client has removed.
     Zeros,
 }
 

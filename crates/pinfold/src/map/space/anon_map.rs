@@ -158,7 +158,7 @@ impl AnonMap {
         self.area.reservation.start
     }
 
-    /// The same, for reads.
+    /// The address of the first byte, for reads.
     pub fn as_ptr(&self) -> *const u8 {
         self.as_mut_ptr()
     }

@@ -60,7 +60,7 @@ impl Stack {
         unsafe { psm::on_stack(self.0, BYTES, body) }
     }
 
-    /// The same for a thread that is on its alternate stack.
+    /// [`run`](Self::run) for a thread that is on its alternate stack.
     fn run_as_alternate<R>(&self, body: impl FnOnce() -> R) -> R {
         let own = libc::stack_t { ss_sp: self.0.cast(), ss_flags: 0, ss_size: BYTES };
         let mask = block_signals();

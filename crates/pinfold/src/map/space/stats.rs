@@ -151,7 +151,7 @@ pub(crate) fn read<T>(lock: &RwLock<T>) -> (RwLockReadGuard<'_, T>, Waited) {
     timed(lock.try_read(), || lock.read())
 }
 
-/// The same for writing.
+/// Takes the lock for writing, and measures the wait.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> (RwLockWriteGuard<'_, T>, Waited) {
     timed(lock.try_write(), || lock.write())
 }

@@ -465,17 +465,19 @@ impl Drop for PlaceClaim<'_> {
     }
 }
 
-/// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out
-/// of the memfd, and the places are free.
+/// Places that folios have left. Their pages are in the memfd, and in maps of it, until
+/// [`take_out_of_maps`](Self::take_out_of_maps).
 #[derive(Debug)]
-#[must_use = "the pages are there until it is dropped"]
+#[must_use = "the pages are there until they are taken out of the maps"]
 pub(crate) struct Leaving<'a> {
     mirror: &'a Mirror,
     places: Vec<Range<u64>>,
 }
 
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
+impl Leaving<'_> {
+    /// Takes the pages out of the memfd, and so out of all maps; then the places are free. Without the
+    /// `change` mutex.
+    pub(crate) fn take_out_of_maps(self) {
         if !mutant::on(Mutant::EvictKeepsPages) {
             // One thread at a time, asleep meanwhile: in the kernel they would spin for the memfd.
             let _punching = self.mirror.punching.lock();

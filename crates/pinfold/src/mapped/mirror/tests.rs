@@ -84,7 +84,7 @@ fn left_by<R>(
     put(mirror, 9..10, 1);
     let kept = between();
     let leaving = mirror.leave(vec![3..4, 9..10], is_free);
-    drop(leaving);
+    leaving.take_out_of_maps();
     drop(kept);
     let left = blocks(mirror) / 8;
     mirror.punch(0..20);

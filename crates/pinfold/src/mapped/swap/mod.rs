@@ -215,7 +215,7 @@ impl Swap {
         self.was_read(bytes, guarded("read_extents_at", read))
     }
 
-    /// The same for a task: into the first `bytes` bytes of a buffer, which comes back.
+    /// A read for a task: into the first `bytes` bytes of a buffer, which comes back.
     ///
     /// # Errors
     /// As [`read_later`].

@@ -42,7 +42,7 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     start_around(reader, from, plan, None);
 }
 
-/// The same with a page that somebody waits for: what it is read with goes before other reads ahead.
+/// [`start_ahead`] with a page that somebody waits for: what it is read with goes before other reads ahead.
 pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();
     let mut page = from;

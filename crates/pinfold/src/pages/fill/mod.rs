@@ -62,7 +62,7 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
     get_as(reader, page, &WantedPages::new(page, bytes), plan)
 }
 
-/// The same for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
+/// [`get`] for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
 /// read before.
 #[cold]
 #[inline(never)]

@@ -170,7 +170,7 @@ fn drop_range(
             drop_one(core, &mut changing, folio.page, folio.frame);
             gone.push(folio.frame);
             if let Some(memory) = mapping.own() {
-                memory.take_out(folio.page..folio.end());
+                memory.take_out_of_memory(folio.page..folio.end());
             }
         }
         let mut clears_now = false;
@@ -227,7 +227,7 @@ pub(crate) fn drop_own(
         from = folio.end();
     }
     if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
-        memory.take_out(pages);
+        memory.take_out_of_memory(pages);
     }
     gone
 }

@@ -114,7 +114,7 @@ impl Load {
         self.first_begins(state, pages)
     }
 
-    /// The same for a task.
+    /// [`begin`](Self::begin) for a task.
     pub(super) fn queue(&self, pages: u32) -> Queued<'_> {
         Queued { load: self, pages, number: None }
     }

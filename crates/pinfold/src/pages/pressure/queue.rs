@@ -262,13 +262,13 @@ impl Queue {
         Some(waker)
     }
 
-    /// The same, unless all have tried since the last step of progress.
+    /// [`next`](Self::next), unless all have tried since the last step of progress.
     fn next_untried(&mut self) -> Option<Waker> {
         let untried = self.lines[self.order.front()?].tried != Some(self.times);
         if untried { self.next() } else { None }
     }
 
-    /// The same, after those were passed over, of the line whose last one was woken the longest
+    /// [`next_untried`](Self::next_untried), after those were passed over, of the line whose last one was woken the longest
     /// ago, that are not polled: they must not keep the others of their line waiting.
     pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {

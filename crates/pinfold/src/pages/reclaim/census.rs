@@ -83,7 +83,7 @@ fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
     bytes
 }
 
-/// The same of own memory, whose states say so and not the index's marks.
+/// The dirty bytes of own memory, whose states say so and not the index's marks.
 fn own_dirty_bytes(core: &Core, changing: &mut Changing<'_>) -> u64 {
     let (mut bytes, mut from) = (0, 0);
     // Ends: each turn advances by a folio.

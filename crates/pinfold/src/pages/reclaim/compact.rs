@@ -98,7 +98,7 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     }
     candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
     let mut tried = candidates.into_iter().take(BLOCKS_MAX);
-    tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames(), &mut woken))
+    tried.any(|(_, run, at)| hold_and_empty(core, run, at..at + order.frames(), &mut woken))
 }
 
 /// The block of `run` with the most free frames, if it has any: how many, and where in the run. Of
@@ -123,8 +123,9 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
     })
 }
 
-/// Empties a block of `run`; returns whether it was empty for a moment.
-fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
+/// Empties a block of `run`, and holds what is free of the run meanwhile; returns whether the block was
+/// empty for a moment.
+fn hold_and_empty(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
     let place = |order| core.frames.alloc(order);
@@ -151,7 +152,7 @@ pub(super) fn take_back_run(core: &Core) -> bool {
     candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
 }
 
-/// The same for one run, if it is a lent one.
+/// Makes `run` a run of the arena again, if it is a lent one.
 pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
     let place = |order| {
         let (place, got) = core.frames.alloc_lent(order)?;

@@ -5,14 +5,17 @@
 //!    large folio that was used in a few parts the others go (`parts.rs`);
 //! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
 //!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
-//!    ones: here their write-out will be started;
+//!    ones, for step 8. For files, their write-out will be started here;
 //! 3. tell the policy of each, which leaves ghosts of its pages;
 //! 4. remove it from the index: no look-up finds it any more; forget the identity;
-//! 5. keep the places of what is mirrored, so that nothing else gets there;
-//! 6. without the mutexes, take it out of the mirror, and so out of all mappings; then free the
-//!    frames. They stay frozen and odd until they are handed out;
+//! 5. keep the places of what is mirrored, so that nothing else gets there; pages of the program's own
+//!    memory are taken out of memory here, as whoever stores to them waits for the mutex;
+//! 6. without the mutexes, take mirrored pages out of all maps; then free the frames. They stay frozen
+//!    and odd until they are handed out;
 //! 7. remove files that have no pages left;
-//! 8. tell the policy which folios stayed.
+//! 8. what is dirty of own memory is handed over to who writes it, or is written to the swap here: then
+//!    steps 2 to 9 once more for what was written, where what is dirty stays;
+//! 9. tell the policy which folios stayed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,7 +62,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     evict_at_once(core, pages, effort_max)
 }
 
-/// The same for who may not wait, however many threads evict.
+/// [`evict`] for who may not wait, however many threads evict.
 pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
@@ -164,13 +167,13 @@ enum IfDirty {
     HandOver,
     /// They are written to the swap, and then evicted; unless it has just failed.
     Write,
-    /// The same, even if it has.
+    /// They are written to the swap, and then evicted, even if it has just failed.
     WriteNow,
     /// They stay.
     Stay,
 }
 
-/// Steps 2 to 8. Returns how many pages were handed over.
+/// Steps 2 to 9. Returns how many pages were handed over.
 fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) -> u64 {
     let batch = Candidates::new(core, folios);
     let mut evicted = Vec::with_capacity(batch.len());
@@ -179,7 +182,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
     for n in 0..batch.len() {
         match frozen.get(n) {
             Ok(frozen) => {
-                take_out(core, frozen, sweep);
+                take_out_of_index(core, frozen, sweep);
                 evicted.push(batch.folio(n));
             }
             Err(why) => stayed.push((batch.folio(n), why)),
@@ -187,7 +190,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
     }
     let leaving = leave(core, &batch, &mut frozen, &evicted);
     drop(frozen);
-    drop(leaving);
+    leaving.into_iter().for_each(Leaving::take_out_of_maps);
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
     core.counters.add(Event::EvictedBytes, bytes);
@@ -199,6 +202,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             core.retire(mapping);
         }
     }
+    // Step 8.
     let mut handed_over = 0;
     match if_dirty {
         IfDirty::Stay => {}
@@ -206,6 +210,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         IfDirty::Write | IfDirty::WriteNow => {
             let dirty = write_out(&batch, &mut stayed, if_dirty == IfDirty::WriteNow);
             if !dirty.is_empty() {
+                // It calls itself once: what is dirty stays there.
                 evict_batch(core, dirty, sweep, IfDirty::Stay);
             }
         }
@@ -260,7 +265,7 @@ fn write_out(
 }
 
 /// Steps 3 and 4.
-fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
+fn take_out_of_index(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     let Frozen { folio, changing, .. } = frozen;
     let page = folio.identity.index;
     core.residency.evicted(&core.frames, sweep, folio.head, changing.mapping().ghosts_of);
@@ -270,7 +275,7 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     core.frames.frame(folio.head).forget_identity();
 }
 
-/// Step 5, under the mutexes. The drop of what it returns is the first half of step 6.
+/// Step 5, under the mutexes. What it returns is taken out of the maps in step 6.
 fn leave<'a>(
     core: &Core,
     batch: &'a Candidates,
@@ -291,7 +296,7 @@ fn leave<'a>(
             // Whoever stores to them waits for the mutex.
             join(&mut pages, Range::is_empty);
             for pages in pages {
-                memory.take_out(pages);
+                memory.take_out_of_memory(pages);
             }
         } else {
             let changing = frozen.changing(n);

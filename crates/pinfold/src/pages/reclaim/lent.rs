@@ -99,7 +99,7 @@ pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, O
     at_once(core, wish)
 }
 
-/// The same for a task, of which there may be many: one in a while evicts for all of its thread.
+/// [`evict_for_lent`] for a task, of which there may be many: one in a while evicts for all of its thread.
 pub(crate) fn evict_for_task(
     core: &Core,
     wish: Order,

@@ -240,7 +240,7 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// The same for lent memory: threads that get some take turns, and a mapped access that came
+    /// [`is_over`](Self::is_over) for lent memory: threads that get some take turns, and a mapped access that came
     /// late has its turn yet. An error would be a signal.
     fn is_over_for_lent(&mut self, core: &Core) -> bool {
         // Relaxed: a count.

@@ -98,7 +98,7 @@ fn make_room(core: &Core, order: Order) -> bool {
         let mut head = FrameNumber(first.next_multiple_of(order.frames()));
         // Ends: each turn advances by a block of `order`.
         while head.0 + order.frames() <= frames.end {
-            let emptied = empty_block(core, head, order, &free);
+            let emptied = move_all_out(core, head, order, &free);
             head = head.after(order.frames());
             left = left.saturating_sub(order.frames());
             if emptied || left == 0 {
@@ -110,9 +110,9 @@ fn make_room(core: &Core, order: Order) -> bool {
     false
 }
 
-/// Moves the contents of the block of `order` at `head` elsewhere, if all of it can move. Returns
-/// whether anything was moved.
-fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> bool {
+/// Moves all folios of the block of `order` at `head` elsewhere, if each of them seems to be movable.
+/// Returns whether there were any and all were moved; after a failure some may have been.
+fn move_all_out(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> bool {
     let end = head.0 + order.frames();
     let mut folios = Vec::new();
     let mut at = head;

@@ -174,7 +174,7 @@ impl Driver {
         let Self { ring, gone, flights, wake_armed, wake_count, .. } = self;
         drop(ring);
         let in_hand: Vec<_> = flights.into_iter().flatten().collect();
-        // The same for `in_hand`.
+        // A panic during the drop of `in_hand` aborts, too.
         let guard_in_hand = AbortOnUnwind;
         if wake_armed || !in_hand.is_empty() {
             uring::wait_for_release(gone);
@@ -213,7 +213,7 @@ impl Driver {
         DriverStep::LookAgain
     }
 
-    /// The same for those that have got one while the driver is awake.
+    /// Launches the requests that have got a slot while the driver is awake.
     fn launch_begun(&mut self) {
         let begun = std::mem::take(&mut self.shared.state.lock().begun);
         let mut ended = Vec::new();

@@ -150,7 +150,7 @@ impl Area {
         }
     }
 
-    /// The same for a store of all of the page, by a thread, which gives the bytes: those that it had
+    /// [`bring`](Self::bring) for a store of all of the page, by a thread, which gives the bytes: those that it had
     /// are not read from the swap.
     pub(super) fn bring_whole(&self, handle: &Handle, page: u64, bytes: &[u8]) -> Result<()> {
         let core = &*handle.core;
@@ -183,7 +183,7 @@ impl Area {
             let next = changing.writer(&handle.core.nodes).next_present(from..pages.end);
             let (absent_to, next) = next.map_or((pages.end, pages.end), |it| (it.page, it.end()));
             if from < absent_to {
-                calls::take_out(&self.addresses(&(from..absent_to)));
+                calls::give_back_pages(&self.addresses(&(from..absent_to)));
             }
             from = next;
         }

@@ -188,7 +188,7 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
 ///
 /// # Panics
 /// If the kernel refuses: the bytes would stay, outside of the budget.
-pub(super) fn take_out(at: &Range<usize>) {
+pub(super) fn give_back_pages(at: &Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
     let done = unsafe { give_back(start, at.len()) };

@@ -254,6 +254,114 @@ fn strides_and_the_way_back_are_read_alone() {
     at_most_half_more("blocks of four pages backwards", |_, n| (PAGES - 4 * (n + 1), 4));
 }
 
+/// What is read for a byte that is wanted, where a reader goes through a file and reads those pages
+/// alone that `takes` says.
+fn rising(way: Way, takes: impl Fn(&mut fastrand::Rng, u64) -> bool) -> f64 {
+    let subject = Subject::new(way);
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut wanted = 0;
+    // Ends: each turn advances `page`.
+    for page in (0..PAGES).filter(|&page| takes(&mut random, page)).take(1500) {
+        subject.read(page * PAGE, PAGE);
+        wanted += PAGE;
+    }
+    subject.read_from_source().1 as f64 / wanted as f64
+}
+
+/// How much is read of what a map skips of a folio, nobody counts: the kernel does not say it.
+fn is_map(way: Way) -> bool {
+    matches!(way, Map | MapByHandlers)
+}
+
+#[test]
+fn what_a_rising_reader_skips_is_not_read() {
+    let mut wrong = Vec::new();
+    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+        let mut check = |what: String, ratio: f64| {
+            if ratio > 1.5 {
+                wrong.push(format!("{way:?} {what} {ratio:.2}"));
+            }
+        };
+        for (pages, of) in
+            [(2, 6), (2, 4), (3, 6), (4, 8), (5, 8), (2, 3), (7, 10), (8, 24), (32, 64)]
+        {
+            check(format!("{pages} of {of}"), rising(way, |_, page| page % of < pages));
+        }
+        for percent in [10, 20, 30, 40, 50, 60, 70] {
+            check(format!("{percent} %"), rising(way, |random, _| random.u64(0..100) < percent));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join(", "));
+}
+
+/// Folios of a scan are too large to know each page of: a sample of them says what is skipped.
+#[test]
+fn what_is_skipped_after_a_scan_is_not_read() {
+    let mut wrong = Vec::new();
+    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+        for (pages, of) in [(1, 8), (1, 3), (4, 8), (8, 64)] {
+            let subject = Subject::with(way, 256 * MIB, 4 * 256 * MIB);
+            for at in (0..64 * MIB).step_by(64 << 10) {
+                subject.read(at, 64 << 10);
+            }
+            let first = 64 * MIB / PAGE;
+            let ratio = amplification(&subject, 1500, |n| (first + n / pages * of + n % pages, 1));
+            if ratio > 1.5 {
+                wrong.push(format!("{way:?} {pages} of {of} {ratio:.2}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join(", "));
+}
+
+/// The first pages of many files: of large and of small ones, which are closed or stay open.
+#[test]
+fn the_first_pages_of_many_files_are_read_alone() {
+    let mut wrong = Vec::new();
+    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+        for (len, pages, open) in
+            [(MIB, 2, false), (MIB, 3, true), (30 * PAGE, 2, false), (30 * PAGE, 2, true)]
+        {
+            let subject = Subject::new(way);
+            let mut files = Vec::new();
+            let before = subject.read_from_source().1;
+            for n in 0..200 {
+                let file = subject.cache.attach(&format!("{n}"), Arc::new(Zeros(len))).unwrap();
+                (0..pages).for_each(|page| subject.read_by(&file, page * PAGE, PAGE));
+                if open {
+                    files.push(file);
+                }
+            }
+            let all = (subject.read_from_source().1 - before) as f64;
+            let ratio = all / (200 * pages * PAGE) as f64;
+            if ratio > 1.5 {
+                wrong.push(format!("{way:?} {pages} pages of {len} bytes, {open}: {ratio:.2}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Many files that are read whole, page by page, and stay open: the credit of each comes back.
+#[test]
+fn many_files_that_are_read_whole_need_few_reads() {
+    for way in [ReadAtByPage, Get, Borrow] {
+        let subject = Subject::new(way);
+        let before = subject.read_from_source().0;
+        let files: Vec<File> = (0..100)
+            .map(|n| {
+                let file =
+                    subject.cache.attach(&format!("{n}"), Arc::new(Zeros(50 * PAGE))).unwrap();
+                subject.read_by(&file, 0, 50 * PAGE);
+                file
+            })
+            .collect();
+        let reads = subject.read_from_source().0 - before;
+        println!("{way:?}: {} files, {reads} reads", files.len());
+        assert!(reads <= 8 * files.len() as u64, "{way:?}: {reads} reads");
+    }
+}
+
 /// Also where each block is read by a handle of its own, as by a server that opens a file for each
 /// request.
 #[test]

@@ -206,6 +206,10 @@ mutants! {
     TouchesInTurn,
     /// What was read ahead in vain costs no credit.
     VainIsFree,
+    /// A handle reads ahead whatever other handles have read in vain.
+    CreditUnshared,
+    /// A page that is read makes all of its folio read.
+    PartIsWhole,
     /// Pages before a mark count as used, whether they were or not.
     SkippedIsUsed,
     /// The window stays as large where pages are gone before they are used.

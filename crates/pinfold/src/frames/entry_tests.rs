@@ -99,14 +99,57 @@ fn uses_stop_at_their_maximum() {
 #[test]
 fn the_first_read_is_what_it_was_brought_for() {
     let frame = live();
-    frame.note_use(false, 0, 1);
-    assert!(frame.is_unread());
+    assert_eq!(frame.unread_pages(0..1), 1);
     frame.note_use(true, 0, 1);
-    assert!(!frame.is_unread());
-    frame.note_use(false, 4096, 1);
+    assert_eq!(frame.unread_pages(0..1), 0);
+    frame.note_use(false, 0, 1);
     assert_eq!((frame.uses(), frame.is_partly_used()), (0, false));
     frame.note_use(true, 0, 1);
     assert_eq!(frame.uses(), 1);
+}
+
+fn brought(order: Order) -> Frame {
+    let frame = Frame::new();
+    frame.hand_out(order);
+    frame.set_fresh();
+    frame
+}
+
+#[test]
+fn what_is_read_of_a_large_folio_is_seen_at_the_first_read() {
+    let frame = brought(Order(4));
+    frame.note_use(true, 0, 1);
+    assert_eq!(frame.unread_pages(0..16), 15);
+    let blind = mutant::with(Some(Mutant::PartIsWhole), || frame.unread_pages(0..16));
+    assert_eq!(blind, 0, "the mutant does nothing");
+    for order in Order::all().skip(2) {
+        let pages = order.frames();
+        for (stride, most) in [(2, 0.75_f64), (4, 0.5), (8, 0.3)] {
+            let frame = brought(order);
+            assert_eq!(frame.unread_pages(1..pages), pages - 1);
+            let read = || (0..pages).step_by(stride);
+            read().for_each(|page| frame.note_use(true, (page as usize) << PAGE_SHIFT, 1));
+            let used = 1.0 - f64::from(frame.unread_pages(0..pages)) / f64::from(pages);
+            let expected = read().count() as f64 / f64::from(pages);
+            assert!(
+                (expected / 2.0..=most.max(expected)).contains(&used),
+                "{order:?} {stride} {used}"
+            );
+            assert_eq!(frame.uses(), 0, "each page was read once");
+        }
+        // By a thread that reads other folios in between.
+        let frame = brought(order);
+        (0..pages).for_each(|page| frame.note_use(true, (page as usize) << PAGE_SHIFT, 1));
+        assert_eq!(frame.unread_pages(0..pages), 0, "{order:?}");
+        // What is used from now on is known by its parts.
+        let frame = brought(order);
+        frame.note_use(true, 0, order.bytes());
+        frame.note_use(true, 0, 1);
+        let part = Frame::part_order(order);
+        assert_eq!((frame.uses(), frame.is_partly_used()), (1, true), "{order:?}");
+        assert!(frame.is_piece_used(0, part) && !frame.is_piece_used(1, part));
+        assert_eq!(frame.unread_pages(0..pages), 0);
+    }
 }
 
 #[test]

@@ -8,19 +8,29 @@
 //! | bits | meaning |
 //! |---|---|
 //! | 0 and 1 | uses since the policy last looked, up to [`USES_MAX`] |
+//! | 5, [`FIRST`] | some parts may not have been read since the folio was brought; `touched` has those that were |
 //! | 6, [`FRESH`] | nobody has read the folio since it was brought; then there are no uses |
 //! | 7, [`SETTLED`] | readers have nothing more to note: the uses are at their maximum, and the folio was used all over, or has one page |
 //!
 //! `touched` has a bit for each *part* of a large folio: a page, or a 64th of the folio. It is 0 as
 //! long as nothing is known of parts.
+//!
+//! The first read of a part is what the part was brought for, and no use. Before the first use, the
+//! bit of a part of several pages stands for one of its pages, at another place in each part: so
+//! whoever reads one page of each part has few bits. From the first use on it stands for any page.
+
+use std::ops::Range;
 
 use super::entry::Frame;
 use super::units::{Order, PAGE_SHIFT};
+use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 
 /// The maximum of the two-bit count of uses.
 pub(crate) const USES_MAX: u8 = 3;
 
+/// Of `uses`: the folio has been read, but maybe not all of it since it was brought.
+const FIRST: u8 = 1 << 5;
 /// Of `uses`: nobody has read the folio since it was brought.
 const FRESH: u8 = 1 << 6;
 /// Of `uses`: readers have nothing more to note.
@@ -36,51 +46,75 @@ impl Frame {
         self.uses.store(FRESH, Ordering::Relaxed);
     }
 
-    /// Whether nobody has read the folio since it was brought.
+    /// Whether a part of the folio may not have been read since it was brought.
     #[inline]
-    pub(crate) fn is_unread(&self) -> bool {
-        self.uses.load(Ordering::Relaxed) & FRESH != 0
+    pub(crate) fn is_first_read(&self) -> bool {
+        self.uses.load(Ordering::Relaxed) & (FRESH | FIRST) != 0
+    }
+
+    /// How many of `pages`, counted from the folio's first, nobody has read since it was brought. Of
+    /// a folio with parts of several pages, an estimate; 0 if nothing is known.
+    pub(crate) fn unread_pages(&self, pages: Range<u32>) -> u32 {
+        let (uses, order) = (self.uses.load(Ordering::Relaxed), self.order());
+        if uses & FRESH != 0 {
+            return pages.end.saturating_sub(pages.start);
+        }
+        if uses & FIRST == 0 || order == Order::MIN || mutant::on(Mutant::PartIsWhole) {
+            return 0;
+        }
+        let touched = self.touched.load(Ordering::Relaxed);
+        let part_pages = Self::part_order(order).frames();
+        // The folio may be another one by now: then any number will do.
+        let parts = (pages.start / part_pages).min(64)..pages.end.div_ceil(part_pages).min(64);
+        let unread_in = |part: u32| {
+            let (start, end) = (part * part_pages, (part + 1) * part_pages);
+            pages.end.min(end).saturating_sub(pages.start.max(start))
+        };
+        parts.filter(|part| touched >> part & 1 == 0).map(unread_in).sum()
     }
 
     /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from another
-    /// folio or read on in this one. The first is one more use, up to [`USES_MAX`]; and reads of a
-    /// folio that has a use show which parts of it are used. A folio that is used all the time, and
-    /// in all parts, costs its readers one load and no store. Two readers at once may count as one,
-    /// and a stale reader may count a use of the folio that is in the frame now: it is a hint.
+    /// folio or read on in this one. Once all that is read was read before, each time that a thread
+    /// comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are used. A
+    /// folio that is used all the time, and in all parts, costs its readers one load and no store.
+    /// Two readers at once may count as one, and a stale reader may count a use of the folio that is
+    /// in the frame now: it is a hint.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {
-        let old = self.uses.load(Ordering::Relaxed);
-        let uses = match old & USES_MAX {
-            _ if old & FRESH != 0 => 0,
-            uses if came => (uses + 1).min(USES_MAX),
-            uses => uses,
+        let (old, order) = (self.uses.load(Ordering::Relaxed), self.order());
+        let touched = self.touched.load(Ordering::Relaxed);
+        let bits = parts_of(order, at, bytes);
+        let before_uses = old & (FRESH | FIRST) != 0 && old & USES_MAX == 0;
+        let samples = samples_of(order, at, bytes);
+        let all_read = old & FRESH == 0 && is_spread(touched, order);
+        // Of other pages than samples nobody knows it before all was read.
+        let was_read = all_read || samples != 0 && touched & samples == samples;
+        let (new, now_touched) = if before_uses && !(came && was_read) {
+            (FIRST, touched | samples)
+        } else {
+            let uses = (old & USES_MAX).saturating_add(came.into()).min(USES_MAX);
+            // From the first use on, the parts that are used are noted, and not those that are read.
+            let kept = if before_uses && all_read || uses == 0 { 0 } else { touched };
+            let now_touched = if uses > 0 { kept | bits } else { kept };
+            let spread = is_spread(now_touched, order);
+            let first = if all_read || spread { 0 } else { old & FIRST };
+            let settled = if spread && uses == USES_MAX { SETTLED } else { 0 };
+            (uses | first | settled, now_touched)
         };
-        let fresh = if came { 0 } else { old & FRESH };
-        let spread = uses > 0 && self.touch(at, bytes);
-        let settled = if spread && uses == USES_MAX { SETTLED } else { 0 };
-        let new = uses | fresh | settled;
+        if now_touched != touched {
+            self.touched.store(now_touched, Ordering::Relaxed);
+        }
         if new != old {
             self.uses.store(new, Ordering::Relaxed);
         }
     }
 
-    /// Notes which parts of the folio were used; returns whether all are by now, but for a few.
-    fn touch(&self, at: usize, bytes: usize) -> bool {
-        let order = self.order();
-        if order == Order::MIN {
-            return true;
-        }
-        let shift = PAGE_SHIFT + u32::from(order.get().saturating_sub(PARTS_BITS));
-        // The folio may be another one by now: then any bits will do.
-        let last = (at.saturating_add(bytes.max(1) - 1) >> shift).min(63);
-        let first = (at >> shift).min(last);
-        let bits = (u64::MAX >> (63 - (last - first))) << first;
-        let old = self.touched.load(Ordering::Relaxed);
-        if old & bits != bits {
-            self.touched.store(old | bits, Ordering::Relaxed);
-        }
-        is_spread(old | bits, order)
+    /// Takes over what is known of the uses of `other`, a folio of the same order.
+    pub(crate) fn set_uses_of(&self, other: &Frame) {
+        // Relaxed, all: hints.
+        self.touched.store(other.touched.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.uses.store(other.uses.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// The parts in which the uses of a large folio are told apart, if these are uses of a few.
@@ -127,9 +161,42 @@ impl Frame {
     }
 }
 
+/// The bits of the parts in which `bytes` bytes from `at` of a folio on are. Of one page: none.
+fn parts_of(order: Order, at: usize, bytes: usize) -> u64 {
+    if order == Order::MIN {
+        return 0;
+    }
+    let shift = PAGE_SHIFT + u32::from(order.get().saturating_sub(PARTS_BITS));
+    // The folio may be another one by now: then any bits will do.
+    let last = (at.saturating_add(bytes.max(1) - 1) >> shift).min(63);
+    let first = (at >> shift).min(last);
+    (u64::MAX >> (63 - (last - first))) << first
+}
+
+/// Those of them whose sample is among these bytes: one page of each part.
+fn samples_of(order: Order, at: usize, bytes: usize) -> u64 {
+    let all = parts_of(order, at, bytes);
+    let part_pages = Frame::part_order(order).frames() as usize;
+    if part_pages == 1 || all == 0 {
+        return all;
+    }
+    let pages = at >> PAGE_SHIFT..=at.saturating_add(bytes.max(1) - 1) >> PAGE_SHIFT;
+    // The upper bits of the product differ from part to part without a period that is short.
+    let sample = |part: u32| {
+        let place = part.wrapping_mul(0x9E37_79B1) >> 16;
+        (part as usize * part_pages) + (place as usize & (part_pages - 1))
+    };
+    let (first, last) = (all.trailing_zeros(), 63 - all.leading_zeros());
+    let unread = [first, last].into_iter().filter(|&part| !pages.contains(&sample(part)));
+    unread.fold(all, |bits, part| bits & !(1 << part))
+}
+
 /// Whether the parts that were used are so many that seven eighths of all pages may have been. Where
 /// parts have many pages, a few used ones touch most parts.
 fn is_spread(touched: u64, order: Order) -> bool {
+    if order == Order::MIN {
+        return true;
+    }
     let parts = 1_u32 << order.get().min(PARTS_BITS);
     let part_pages = 1 << order.get().saturating_sub(PARTS_BITS);
     let unused = parts - touched.count_ones().min(parts);

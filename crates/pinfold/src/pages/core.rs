@@ -27,6 +27,7 @@ use crate::pages::mapping::{Mapping, Mappings};
 use crate::pages::pressure::Pressure;
 use crate::pages::readers::{Deferred, Readers};
 use crate::pages::residency::Residency;
+use crate::pages::stream::Credit;
 use crate::source::{Engine, EngineOptions};
 
 /// The shared state of one cache.
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     uffd: OnceLock<Arc<Uffd>>,
     recent: Recent,
     pub(crate) failures: Failures,
+    /// What may still be read ahead in vain.
+    pub(crate) credit: Credit,
     pub(crate) holders: Holders,
     pub(crate) grants: Grants,
     pub(crate) engine: Arc<Engine>,
@@ -90,6 +93,7 @@ impl Core {
             uffd: OnceLock::new(),
             recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
             failures: Failures::new(),
+            credit: Credit::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
             engine: Arc::new(Engine::with_hook(engine, worker_is_free)),

@@ -14,7 +14,7 @@ use crate::index::Lookup;
 use crate::options::Reference;
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
-use crate::pages::stream::{Learned, Stream, Unread};
+use crate::pages::stream::{Credit, Stream, Unread};
 
 /// A file, the cache it is read through, and the access pattern.
 ///
@@ -71,7 +71,7 @@ impl Handle {
             counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
             reference: core.options.reference,
-            stream: Stream::new(window_max_bytes, &mapping.learned),
+            stream: Stream::new(window_max_bytes),
             core,
             mapping,
         }
@@ -115,10 +115,10 @@ impl Handle {
         self.hint_behind(offset >> PAGE_SHIFT)
     }
 
-    /// What [`Stream`] asks for: the file's credit, and what became of pages that were read ahead.
+    /// What [`Stream`] asks for: the cache's credit, and what became of pages that were read ahead.
     /// May be wrong: it takes no lock, and holds nothing.
-    pub(crate) fn learned(&self) -> (&Learned, impl Fn(Range<u64>) -> Unread) {
-        (&self.mapping.learned, |pages| self.unread(pages))
+    pub(crate) fn read_ahead(&self) -> (&Credit, impl Fn(Range<u64>) -> Unread) {
+        (&self.core.credit, |pages| self.unread(pages))
     }
 
     fn unread(&self, pages: Range<u64>) -> Unread {
@@ -127,19 +127,21 @@ impl Handle {
         while page < pages.end {
             let found = self.window.try_both(self.hint(page)).and_then(|(frame, _)| {
                 let identity = frame.identity();
-                let is_there = identity.mapping == self.id && identity.pages().contains(&page);
-                is_there.then(|| (frame, identity.pages().end.min(pages.end)))
+                let of = identity.pages();
+                let is_there = identity.mapping == self.id && of.contains(&page);
+                let in_folio = |page: u64| (page - of.start) as u32;
+                is_there.then(|| (frame, in_folio(page)..in_folio(pages.end.min(of.end))))
             });
-            let Some((frame, end)) = found else {
+            let Some((frame, of_folio)) = found else {
                 unread.absent += 1;
                 page += 1;
                 continue;
             };
             // What maps show is used by accesses that nobody counts.
-            if frame.is_unread() && !frame.is_mirrored() {
-                unread.unused += end - page;
+            if !frame.is_mirrored() {
+                unread.unused += u64::from(frame.unread_pages(of_folio.clone()));
             }
-            page = end;
+            page += u64::from(of_folio.end - of_folio.start);
         }
         unread
     }
@@ -157,7 +159,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // A forked child does not take the stream's mutex.
         if self.core.owner.is_here() {
-            self.stream.end(self.mapping.len_bytes(), self.learned());
+            self.stream.end(self.mapping.len_bytes(), self.read_ahead());
         }
     }
 }

@@ -27,7 +27,6 @@ use crate::mapped::mirror::{Mirror, SystemRefused};
 use crate::mapped::swap::pages::{PageStates, Unused};
 use crate::mapped::uffd::Uffd;
 use crate::pages::pressure::OnItsWay;
-use crate::pages::stream::Learned;
 use crate::source::{
     Backing, Contents, FileId, FileIdentity, FileKey, LetGo, Truncated, shared_bytes,
 };
@@ -101,8 +100,6 @@ pub(crate) struct Mapping {
     pub(crate) on_its_way: OnItsWay,
     /// How many of its folios' reads have ended. Not from `crate::base::sync`: only time depends on it.
     pub(crate) reads_ended: std::sync::atomic::AtomicU64,
-    /// What reading ahead of it was good for.
-    pub(crate) learned: Learned,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
@@ -518,7 +515,6 @@ impl Mappings {
             mirror: OnceLock::new(),
             own: OnceLock::new(),
             on_its_way: OnItsWay::default(),
-            learned: Learned::nothing(),
             reads_ended: 0.into(),
             path,
             handles: AtomicU64::new(1),

@@ -14,15 +14,16 @@
 //! by the credit, and by the windows of the last run that had credit.
 //!
 //! Where a run comes to a mark, the pages before it count as used. But somebody who reads a part of
-//! each window meets all marks: so the folios there are looked at, and the run ends if more than a
-//! third is unused. If a page that was read ahead is gone before it is used, the run goes on with
-//! half of the window.
+//! each window meets all marks: so the pages there are looked at, and the run ends if more than a
+//! quarter is unused. Which pages of a folio were read, its entry says (`frames/uses.rs`). If a page
+//! that was read ahead is gone before it is used, the run goes on with half of the window.
 //!
 //! A handle has a few runs at a time, for threads that share it, and maps. What they have read ahead
 //! and not used yet is taken from the credit at once, and given back as it is used.
 //!
-//! What a handle has learned goes to the file ([`Learned`]) when a run ends, for handles that are
-//! made later.
+//! Handles come and go, and each file has some. So the cache has a credit, too ([`Credit`]), which
+//! all handles earn and use, and a run begins windows only if both allow it. A run that was used for
+//! long takes nothing of the cache's in advance: so scans under way leave it to those that begin.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -53,7 +54,7 @@ const CREDIT_MAX: i64 = 2 * CREDIT_FIRST;
 const VAIN_SHARE: u64 = PER_PAGE.cast_unsigned();
 
 /// A run ends where more than this part of what it has read ahead is not used.
-const UNUSED_SHARE: u64 = 3;
+const UNUSED_SHARE: u64 = 4;
 
 /// The window's limit, once it was made smaller, grows by this part of it with each window.
 const LIMIT_GROWS: u32 = 16;
@@ -97,16 +98,31 @@ pub(crate) struct Unread {
     pub(crate) absent: u64,
 }
 
-/// What a file's handles have learned, for those that will be made. One number that is only loaded
-/// and stored, and orders nothing: hence not from `crate::base::sync`.
+/// The credit of all handles of a cache. One number that orders nothing: hence not from
+/// `crate::base::sync`.
 #[derive(Debug)]
-pub(crate) struct Learned(AtomicI64);
+pub(crate) struct Credit(AtomicI64);
 
-impl Learned {
-    pub(crate) fn nothing() -> Self {
-        Learned(AtomicI64::new(CREDIT_FIRST))
+impl Credit {
+    pub(crate) fn new() -> Self {
+        Credit(AtomicI64::new(CREDIT_FIRST))
+    }
+
+    fn add(&self, credit: i64) {
+        // Relaxed, all of this type: see above.
+        if self.0.fetch_add(credit, Ordering::Relaxed) + credit > CREDIT_MAX {
+            self.0.fetch_min(CREDIT_MAX, Ordering::Relaxed);
+        }
+    }
+
+    fn is_enough(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= CREDIT_FIRST || mutant::on(Mutant::CreditUnshared)
     }
 }
+
+/// What [`Stream`] asks of a handle: the cache's credit, and what became of pages that were read
+/// ahead.
+type OfHandle<'a, F> = (&'a Credit, F);
 
 /// A handle's state; see the module's documentation.
 #[derive(Debug)]
@@ -161,6 +177,12 @@ impl ReadRun {
         (self.next - self.seen).cast_signed() * PER_PAGE
     }
 
+    /// What it takes of the cache's credit until it is known to be used: nothing of a run that was
+    /// used for long, which has earned more by then.
+    fn unproved(&self) -> i64 {
+        if self.used_pages < PROVED_PAGES { self.ahead().min(CREDIT_FIRST) } else { 0 }
+    }
+
     fn uses(&mut self, pages: u64) {
         self.used_pages = self.used_pages.saturating_add(pages.min(u32::MAX.into()) as u32);
     }
@@ -168,10 +190,10 @@ impl ReadRun {
 
 impl Stream {
     /// `window_max_bytes`: 0 turns readahead off.
-    pub(crate) fn new(window_max_bytes: usize, learned: &Learned) -> Self {
+    pub(crate) fn new(window_max_bytes: usize) -> Self {
         let state = StreamState {
             hint: None,
-            credit: learned.0.load(Ordering::Relaxed), // see `Learned`
+            credit: CREDIT_FIRST,
             runs: [ReadRun::NONE; RUNS],
             last: 0,
             now: 0,
@@ -194,34 +216,34 @@ impl Stream {
         page: u64,
         bytes: usize,
         file_bytes: u64,
-        (learned, unread): (&Learned, impl Fn(Range<u64>) -> Unread),
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
     ) -> Plan {
         let mut state = self.state.lock();
         let file_end = file_pages(file_bytes).max(page + 1);
         let wanted = page..(page + pages_of(bytes)).min(file_end);
         let is_random = state.hint == Some(Hint::Random) || self.window_max_pages == 0;
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
-        let (n, mut run) = state.take(found);
+        let (n, mut run) = state.take(found, all);
         let in_run = found.is_some() && {
             let (unused, ahead) = (unread(run.seen..page).unused, page - run.seen);
             // None of it was used: a batch looks for what is absent before it uses what is there.
-            state.sees(&mut run, page, if unused == ahead { 0 } else { unused })
+            state.sees(&mut run, page, if unused == ahead { 0 } else { unused }, all)
         };
         let goes_on = !is_random && (in_run || state.hint == Some(Hint::Sequential));
         if !in_run || is_random {
-            state.breaks_off(&run, file_end, learned, &unread);
+            state.breaks_off(&run, file_end, all, &unread);
             let window_pages = if goes_on { run.window_pages } else { 0 };
             run = ReadRun { window_pages, limit_pages: self.window_max_pages, ..ReadRun::NONE };
         } else if page < run.next && run.window_pages > 0 && !mutant::on(Mutant::LostKeepsWindow) {
             // It was read ahead, and is gone before it was used: so much is too much.
-            state.credit -= unread(page..run.next).absent.cast_signed() * PER_PAGE;
+            state.pays(unread(page..run.next).absent, all);
             run.window_pages /= 2;
             run.limit_pages = run.window_pages.max(1);
         }
-        state.earn(wanted.end - page);
+        state.earn(wanted.end - page, all);
         run.uses(wanted.end - page);
         run.seen = wanted.end;
-        let window = if goes_on { state.next_window(&run) } else { 0 };
+        let window = if goes_on { state.next_window(&run, all) } else { 0 };
         let plan = if window > 0 {
             run.takes(window, self.window_max_pages);
             let now_end = wanted.end.max(page + u64::from(window)).min(file_end);
@@ -229,13 +251,13 @@ impl Stream {
             Plan { now_end, ahead_end, window_pages: window, mark: true }
         } else if goes_on {
             // No more than a part of what was used.
-            let ahead = state.may_be_vain(&run).min(3 * u64::from(run.limit_pages));
+            let ahead = state.may_be_vain(&run, all).min(3 * u64::from(run.limit_pages));
             Plan::of((wanted.end + ahead).min(file_end))
         } else {
             Plan::of(wanted.end)
         };
         run.next = plan.ahead_end;
-        state.put(n, run);
+        state.put(n, run, all);
         plan
     }
 
@@ -244,7 +266,7 @@ impl Stream {
         &self,
         folio: Range<u64>,
         file_bytes: u64,
-        (learned, unread): (&Learned, impl Fn(Range<u64>) -> Unread),
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
     ) -> Plan {
         let mut state = self.state.lock();
         let none = Plan { now_end: folio.end, ahead_end: folio.end, window_pages: 1, mark: false };
@@ -262,39 +284,41 @@ impl Stream {
         if state.runs[n].window_pages == 0 {
             return none;
         }
-        let (n, mut run) = state.take(Some(n));
+        let (n, mut run) = state.take(Some(n), all);
         let unused = found.map_or(0, |_| unread(run.seen..folio.start).unused);
-        if found.is_some() && !state.sees(&mut run, folio.start, unused) {
-            state.breaks_off(&run, file_end, learned, &unread);
-            state.put(n, ReadRun { at: 0, ..ReadRun::NONE });
+        if found.is_some() && !state.sees(&mut run, folio.start, unused, all) {
+            state.breaks_off(&run, file_end, all, &unread);
+            state.put(n, ReadRun { at: 0, ..ReadRun::NONE }, all);
             return none;
         }
-        let window = state.next_window(&run);
+        let window = state.next_window(&run, all);
         if window == 0 {
-            state.put(n, run);
+            state.put(n, run, all);
             return none;
         }
         run.takes(window, self.window_max_pages);
         let ahead_end = folio.end + (WINDOWS_AHEAD + 1) * u64::from(window);
-        run.seen = folio.start;
         run.next = ahead_end.min(file_end).max(folio.end).max(run.next);
+        // No mark comes after that of the file's last piece.
+        let is_last = run.next == file_end && folio.start + u64::from(window) >= file_end;
+        run.seen = if is_last { run.next } else { folio.start };
         let plan =
             Plan { now_end: folio.end, ahead_end: run.next, window_pages: window, mark: true };
-        state.put(n, run);
+        state.put(n, run, all);
         plan
     }
 
-    /// The handle goes: what it has learned is of use to those that come.
+    /// The handle goes. What it has read in vain, the cache's credit pays for.
     pub(crate) fn end(
         &self,
         file_bytes: u64,
-        (learned, unread): (&Learned, impl Fn(Range<u64>) -> Unread),
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
     ) {
         let mut state = self.state.lock();
         for n in 0..RUNS {
-            let (_, run) = state.take(Some(n));
-            state.breaks_off(&run, file_pages(file_bytes), learned, &unread);
-            state.put(n, ReadRun::NONE);
+            let (_, run) = state.take(Some(n), all);
+            state.breaks_off(&run, file_pages(file_bytes), all, &unread);
+            state.put(n, ReadRun::NONE, all);
         }
     }
 
@@ -312,7 +336,7 @@ impl Stream {
                 let limit_pages = self.window_max_pages;
                 let run =
                     ReadRun { seen: end, next: end, used_pages: 1, limit_pages, ..ReadRun::NONE };
-                state.put(n, run);
+                state.set(n, run);
             }
         }
         around
@@ -359,20 +383,26 @@ impl StreamState {
         (0..RUNS).max_by_key(age).unwrap_or(0)
     }
 
-    /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
+    /// ReadRun `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
     /// back.
-    fn take(&mut self, n: Option<usize>) -> (usize, ReadRun) {
+    fn take(&mut self, n: Option<usize>, all: &Credit) -> (usize, ReadRun) {
         let n = match (n, self.hint) {
             (Some(n), _) => n,
             (None, Some(Hint::Sequential)) => self.last,
             (None, _) => self.oldest(),
         };
         self.credit += self.runs[n].ahead();
+        all.add(self.runs[n].unproved());
         (n, std::mem::replace(&mut self.runs[n], ReadRun::NONE))
     }
 
-    fn put(&mut self, n: usize, run: ReadRun) {
+    fn put(&mut self, n: usize, run: ReadRun, all: &Credit) {
         self.credit -= run.ahead();
+        all.add(-run.unproved());
+        self.set(n, run);
+    }
+
+    fn set(&mut self, n: usize, run: ReadRun) {
         self.now = self.now.wrapping_add(1);
         self.runs[n] = ReadRun { at: self.now, ..run };
         self.last = n;
@@ -380,39 +410,49 @@ impl StreamState {
 
     /// The run has come to `page`, and so many of the pages that were read ahead before it are not
     /// used: whether most of them are.
-    fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64) -> bool {
+    fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64, all: &Credit) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
-        self.credit -= unused.cast_signed() * PER_PAGE;
-        self.earn(ahead - unused);
+        self.pays(unused, all);
+        self.earn(ahead - unused, all);
         run.uses(ahead - unused);
         run.seen = page;
         unused * UNUSED_SHARE <= ahead
     }
 
-    fn earn(&mut self, pages: u64) {
+    fn earn(&mut self, pages: u64, all: &Credit) {
         self.credit = self.credit.saturating_add_unsigned(pages).min(CREDIT_MAX);
+        all.add(pages.cast_signed());
     }
 
-    /// The run ends. What was read ahead of it and not used was read in vain, but for the end of the
-    /// file, where no mark says that it was used.
+    /// For pages that were read in vain.
+    fn pays(&mut self, pages: u64, all: &Credit) {
+        let credit = pages.cast_signed() * PER_PAGE;
+        self.credit -= credit;
+        // What a program says, other handles do not pay for.
+        if self.hint != Some(Hint::Sequential) {
+            all.add(-credit);
+        }
+    }
+
+    /// The run ends. What was read ahead of it and not used was read in vain. At the end of the file
+    /// no mark says that pages were used, so some of them may have been used and be gone.
     fn breaks_off(
         &mut self,
         run: &ReadRun,
         file_end: u64,
-        learned: &Learned,
+        all: &Credit,
         unread: impl Fn(Range<u64>) -> Unread,
     ) {
-        if run.seen < run.next && run.next < file_end && !mutant::on(Mutant::VainIsFree) {
+        if run.seen < run.next && !mutant::on(Mutant::VainIsFree) {
             let Unread { unused, absent } = unread(run.seen..run.next);
-            self.credit -= (unused + absent).cast_signed() * PER_PAGE;
+            self.pays(unused + if run.next < file_end { absent } else { 0 }, all);
         }
-        learned.0.store(self.credit, Ordering::Relaxed); // see `Learned`
     }
 
     /// How many pages may be read in vain, should the run end here.
-    fn may_be_vain(&self, run: &ReadRun) -> u64 {
-        if self.hint == Some(Hint::Sequential) || self.credit >= CREDIT_FIRST {
+    fn may_be_vain(&self, run: &ReadRun, all: &Credit) -> u64 {
+        if self.hint == Some(Hint::Sequential) || self.credit >= CREDIT_FIRST && all.is_enough() {
             u64::MAX
         } else {
             u64::from(run.used_pages) / VAIN_SHARE
@@ -420,9 +460,9 @@ impl StreamState {
     }
 
     /// The next window: twice the last one if the limits allow it. 0: not even the first one.
-    fn next_window(&self, run: &ReadRun) -> u32 {
+    fn next_window(&self, run: &ReadRun, all: &Credit) -> u32 {
         let least = ((WINDOW_MIN_BYTES / PAGE_BYTES) as u32).min(run.limit_pages);
-        let vain = self.may_be_vain(run) / (WINDOWS_AHEAD + 1);
+        let vain = self.may_be_vain(run, all) / (WINDOWS_AHEAD + 1);
         let most = vain.min(run.limit_pages.into()) as u32;
         let window = (run.window_pages * 2).max(least);
         if window <= most {
@@ -458,13 +498,12 @@ mod tests {
 
     const FILE: u64 = 1 << 30;
 
-    /// A stream, and what its file has learned.
-    struct Subject(Stream, Learned);
+    /// A stream, and the credit of its cache.
+    struct Subject(Stream, Credit);
 
     impl Subject {
         fn new(window_max_bytes: usize) -> Self {
-            let learned = Learned::nothing();
-            Subject(Stream::new(window_max_bytes, &learned), learned)
+            Subject(Stream::new(window_max_bytes), Credit::new())
         }
 
         /// A miss, where everything that was read ahead was used so far.
@@ -528,12 +567,12 @@ mod tests {
 
     #[test]
     fn nothing_is_read_beyond_the_end() {
-        let stream = Stream::new(2 << 20, &Learned::nothing());
+        let stream = Stream::new(2 << 20);
         stream.advise(Hint::Sequential);
-        let (learned, all_used) = (Learned::nothing(), |_| Unread::default());
-        let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&learned, all_used));
+        let (all, all_used) = (Credit::new(), |_| Unread::default());
+        let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&all, all_used));
         assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
-        assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&learned, all_used)).ahead_end, 6);
+        assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&all, all_used)).ahead_end, 6);
     }
 
     /// A random reader that meets another handle's mark must not read ahead.
@@ -625,19 +664,25 @@ mod tests {
         assert!(stays[6..].iter().all(|&window| window == 512), "the mutant does nothing");
     }
 
+    /// How many pages two handles read beside a block of four each, of which the first is `open`.
+    fn vain_of_two_handles(open: bool) -> (u64, u64) {
+        let first = Subject::new(2 << 20);
+        let vain = first.block(0);
+        if !open {
+            first.0.end(FILE, (&first.1, |_| Unread { unused: vain, absent: 0 }));
+        }
+        let second = Subject(Stream::new(2 << 20), first.1);
+        (vain, second.block(0))
+    }
+
     #[test]
-    fn new_handles_know_what_earlier_ones_have_learned() {
-        let stream = Subject::new(2 << 20);
-        assert_eq!(stream.block(0), 45);
-        stream.0.end(FILE, (&stream.1, |_| Unread { unused: 47, absent: 0 }));
-        let next = Subject(Stream::new(2 << 20, &stream.1), Learned::nothing());
-        assert!(next.block(0) <= 1);
-        let other = Subject::new(2 << 20);
-        assert_eq!(other.block(0), 45, "another file");
-        let unused = |pages: Range<u64>| Unread { unused: pages.end - pages.start, absent: 0 };
-        other.0.end(FILE, (&other.1, unused));
-        let next = Subject(Stream::new(2 << 20, &other.1), Learned::nothing());
-        assert!(next.block(0) <= 1);
+    fn handles_share_the_credit_of_the_cache() {
+        for open in [false, true] {
+            let (first, second) = vain_of_two_handles(open);
+            assert!(first == 45 && second <= 1, "{first} {second}");
+        }
+        let alone = mutant::with(Some(Mutant::CreditUnshared), || vain_of_two_handles(false));
+        assert_eq!(alone, (45, 45), "the mutant does nothing");
     }
 
     #[test]

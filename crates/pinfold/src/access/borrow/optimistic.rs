@@ -80,18 +80,18 @@ impl Handle {
         if frame.read_retry(stamp) {
             return None;
         }
-        if frame.is_unread() {
-            note_first_use(frame);
+        if frame.is_first_read() {
+            note_first_read(frame, at as usize);
         }
         Some(Optimistic { frame, stamp, view })
     }
 }
 
-/// Notes that the folio is used at all: whoever reads ahead wants to know.
+/// Notes that the page at `at` of the folio is read at all: whoever reads ahead wants to know.
 #[cold]
 #[inline(never)]
-fn note_first_use(frame: &Frame) {
-    frame.note_use(true, 0, PAGE_BYTES);
+fn note_first_read(frame: &Frame, at: usize) {
+    frame.note_use(false, at, PAGE_BYTES);
 }
 
 impl Optimistic<'_> {

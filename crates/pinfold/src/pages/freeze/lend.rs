@@ -34,7 +34,7 @@ pub(crate) fn lend(
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "lent to a folio of another size");
     old.change_begin();
-    new.set_uses(old.uses());
+    new.set_uses_of(old);
     new.set_identity(identity);
     new.set_file_bytes(old.file_bytes());
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);

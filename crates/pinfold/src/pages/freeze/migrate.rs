@@ -4,7 +4,7 @@
 //! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
 //! `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
-//! 2. copy the bytes, and the use count. A mirrored folio's stay where they are if it remains one;
+//! 2. copy the bytes, and what is known of their uses. A mirrored folio's stay where they are if it remains one;
 //!    if not, they are taken out of the mirror, and so out of all mappings;
 //! 3. give the new folio the old one's identity; its version is still odd;
 //! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
@@ -69,7 +69,7 @@ pub(crate) fn move_frozen(
         changing.mapping().mirror_of_folios().punch(pages);
     }
     assert!(old.is_mirrored() || !new.is_mirrored(), "folios are lent by `lend`");
-    new.set_uses(old.uses());
+    new.set_uses_of(old);
     new.set_flags(old.flags() & Flags::READAHEAD);
     new.set_identity(identity);
     new.set_file_bytes(old.file_bytes());

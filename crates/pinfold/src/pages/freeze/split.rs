@@ -67,8 +67,13 @@ pub(crate) fn split(
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
     let (uses, file_bytes, mirrored) = {
         let frame = core.frames.frame(folio.frame);
-        let uses = |n| if frame.is_piece_used(n, order) { frame.uses() } else { 0 };
-        let uses: Vec<u8> = (0..pieces).map(uses).collect();
+        // The uses of a piece; `None` if nobody has read it.
+        let uses = |n: u32| {
+            let pages = n * order.frames()..(n + 1) * order.frames();
+            let is_read = frame.unread_pages(pages) < order.frames();
+            is_read.then(|| if frame.is_piece_used(n, order) { frame.uses() } else { 0 })
+        };
+        let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
         (uses, frame.file_bytes(), frame.flags() & Flags::MIRRORED)
     };
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
@@ -79,7 +84,10 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
             let index = folio.page + u64::from(n * order.frames());
             frame.hand_out(order);
             frame.set_flags(mirrored);
-            frame.set_uses(uses[n as usize]);
+            match uses[n as usize] {
+                Some(uses) => frame.set_uses(uses),
+                None => frame.set_fresh(),
+            }
             frame.set_identity(Identity { mapping, index, order });
             frame.set_file_bytes(
                 file_bytes.saturating_sub(n as usize * order.bytes()).min(order.bytes()),

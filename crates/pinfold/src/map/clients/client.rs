@@ -26,7 +26,7 @@ use super::error::ClientError;
 use super::foreign::{Foreign, Message};
 use super::pages::{BLOCK_PAGES, PageSet};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
-use super::snapshot::Snapshot;
+use super::snapshot::{RUN_PAGES, Snapshot};
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, ErrorKind};
 use crate::file::File;
@@ -35,8 +35,8 @@ use crate::map::around;
 use crate::pages::handle::Handle;
 
 /// The most pages that one call installs for a fault, and the blocks within which it does: of
-/// shared memory, of zeros, and of copies, which take memory of the client's own.
-const RUN_PAGES: u64 = 128;
+/// zeros, and of copies, which take memory of the client's own. Of shared memory it is
+/// [`RUN_PAGES`].
 const ZERO_RUN_PAGES: u64 = 512;
 const COPY_RUN_PAGES: u64 = around::PAGES;
 

@@ -34,7 +34,7 @@ fn fault_and_remove() -> u8 {
         }
         removes.join().unwrap().unwrap();
         assert!(matches!(messages[..], [Message::Fault(_), Message::Removed(_)]), "{messages:?}");
-        clients.take(id.0, messages, &mut Vec::new()).unwrap();
+        clients.take(id.0, &mut messages, &mut Vec::new()).unwrap();
         let read = faults.join().unwrap();
         drop(clients); // nobody is told that the memory is unmapped
         read

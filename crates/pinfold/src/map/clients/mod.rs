@@ -33,6 +33,13 @@
 //! more (`READS_MAX`), so the others have their share of the source. Faults that rest do not count:
 //! what they wait for may be that the client is heard.
 //!
+//! # No allocation
+//!
+//! The threads of connections are less urgent than the loop, and may hold a lock of the allocator
+//! while they are not given a processor. So a round, and a fault on a page that is in the mirror,
+//! allocate nothing. A page that is lent or read takes small blocks, which the allocator has for
+//! each thread.
+//!
 //! # What is read
 //!
 //! A fault's page is read by a future of the client's own handle, whose stream sees where the
@@ -89,7 +96,7 @@ use crate::mapped::mirror::SystemRefused;
 use ahead::{Ahead, AheadPlan};
 use client::{Came, Client};
 pub use error::ClientError;
-use foreign::Foreign;
+use foreign::{Foreign, Message};
 use pages::PageSet;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
@@ -97,6 +104,9 @@ use turns::{ClientTurn, ClientTurns, READS_MAX};
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
+
+/// The most clients of which one look learns that they have something to say.
+const EVENTS_MAX: usize = 1024;
 
 /// The number of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -191,6 +201,9 @@ pub struct Clients {
     /// Of [`Self::record`].
     touched: Option<AskedPages>,
     stats: ClientsStats,
+    /// What was said at the last look, and in the last read: kept, as a round allocates nothing.
+    events: SaidEvents,
+    messages: Vec<Message>,
     /// The last plan of [`Self::install_ahead`], and what it is for.
     plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>,
     _mapper: Mapper,
@@ -210,6 +223,15 @@ enum ReadFor {
     Fault(u64),
     /// Of pieces that are installed ahead: so many pages of them are waited for.
     Ahead(Arc<AheadPlan>, Range<usize>, usize),
+}
+
+/// What the epoll has said at the last look.
+struct SaidEvents(Vec<epoll::Event>);
+
+impl std::fmt::Debug for SaidEvents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SaidEvents").finish_non_exhaustive()
+    }
 }
 
 /// The pages that clients have asked for.
@@ -254,6 +276,8 @@ impl Clients {
             of_nobody: 0,
             touched: None,
             stats: ClientsStats::default(),
+            events: SaidEvents(Vec::with_capacity(EVENTS_MAX)),
+            messages: Vec::with_capacity(foreign::MESSAGES_MAX),
             plan: None,
             _mapper: mapper,
         })

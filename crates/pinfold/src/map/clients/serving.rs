@@ -21,9 +21,6 @@ use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::around;
 use crate::pages::reclaim;
 
-/// The most clients of which one look learns that they have something to say.
-const EVENTS_MAX: usize = 1024;
-
 /// The most reads that are given to clients in one round.
 const COMPLETIONS_MAX: usize = 256;
 
@@ -90,11 +87,12 @@ impl Clients {
     /// Begins a round: finds the clients that have something to do.
     fn gather(&mut self) {
         self.turns.begin_round();
-        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let mut events = std::mem::take(&mut self.events.0);
+        events.clear();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Interrupted: the loop comes back.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        for event in events {
+        for event in &events {
             let (id, flags) = (event.data.u64(), event.flags);
             if id == COMPLETIONS {
                 self.take_completions();
@@ -107,6 +105,7 @@ impl Clients {
                 }
             }
         }
+        self.events.0 = events;
         let now = Instant::now();
         let due = |client: &Client| !client.is_ready && self.due(client, now) <= now;
         let due = self.clients.iter().filter(|(_, client)| due(client));
@@ -171,11 +170,14 @@ impl Clients {
             && !turn.is_over()
             && !self.has_to_pause(client)
         {
-            let mut messages = Vec::with_capacity(foreign::MESSAGES_MAX);
-            client.uffd().read(&mut messages).map_err(ClientError::of_read)?;
+            let mut messages = std::mem::take(&mut self.messages);
+            let read = client.uffd().read(&mut messages).map_err(ClientError::of_read);
             turn.heard(messages.len());
             let are_all = messages.len() < foreign::MESSAGES_MAX;
-            self.take(id, messages, told)?;
+            let taken = read.and_then(|()| self.take(id, &mut messages, told));
+            messages.clear();
+            self.messages = messages;
+            taken?;
             if are_all {
                 break;
             }
@@ -190,7 +192,7 @@ impl Clients {
     pub(super) fn take(
         &mut self,
         id: u64,
-        mut messages: Vec<Message>,
+        messages: &mut Vec<Message>,
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         // What the client did to its memory first: since these messages were read, the kernel lets
@@ -199,7 +201,7 @@ impl Clients {
             messages.sort_by_key(|message| matches!(message, Message::Fault(_)));
         }
         let mut has_changed = false;
-        for message in messages {
+        for message in messages.drain(..) {
             let Some(client) = self.clients.get_mut(&id) else { break };
             let Message::Fault(address) = message else {
                 client.hear(message)?;

@@ -14,6 +14,9 @@ use crate::map::lend::{self, Look};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 
+/// The most pages of a run, and the aligned blocks within which runs are.
+pub(super) const RUN_PAGES: u64 = 128;
+
 /// A file that clients are served from.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -30,7 +33,26 @@ pub(super) struct Snapshot {
 #[derive(Debug)]
 pub(super) struct PresentRun<'a> {
     pub(super) pages: Range<u64>,
-    held: Vec<Held<'a>>,
+    held: HeldFolios<'a>,
+}
+
+/// References to the folios of a run, at most one for each page. The place for them is in it: see
+/// "No allocation" in `mod.rs`.
+#[derive(Debug)]
+struct HeldFolios<'a> {
+    all: [Option<Held<'a>>; RUN_PAGES as usize],
+    count: usize,
+}
+
+impl<'a> HeldFolios<'a> {
+    fn none() -> Self {
+        HeldFolios { all: [const { None }; RUN_PAGES as usize], count: 0 }
+    }
+
+    fn add(&mut self, held: Held<'a>) {
+        self.all[self.count] = Some(held);
+        self.count += 1;
+    }
 }
 
 impl Snapshot {
@@ -88,10 +110,10 @@ impl Snapshot {
         adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
     }
 
-    /// The run of pages within `bounds` around `page`, of those that are in the mirror and are not
-    /// `installed`. What is cached of its aligned 128 KiB gets there now, if there is memory at
-    /// once. A page of zeros ends the run; if `page` is one itself, it is the run. `None`: `page`
-    /// is not cached, or there is no memory for it in the mirror.
+    /// The run of pages around `page`, of those that are in the mirror and are not `installed`.
+    /// `bounds` has at most [`RUN_PAGES`]. What is cached of its aligned 128 KiB gets there now, if
+    /// there is memory at once. A page of zeros ends the run; if `page` is one itself, it is the
+    /// run. `None`: `page` is not cached, or there is no memory for it in the mirror.
     ///
     /// # Errors
     /// The system refuses memory.
@@ -103,9 +125,9 @@ impl Snapshot {
         installed: &PageSet,
     ) -> Result<Option<PresentRun<'a>>> {
         let Look::There(held) = lend::look_now(handle, page)? else { return Ok(None) };
-        let mut run = PresentRun { pages: page..page + 1, held: Vec::new() };
+        let mut run = PresentRun { pages: page..page + 1, held: HeldFolios::none() };
         if self.learn(handle, &held, page) {
-            run.held.push(held);
+            run.held.add(held);
             return Ok(Some(run));
         }
         let (mut folio, near) = (Some(held), around::block(page));
@@ -115,15 +137,15 @@ impl Snapshot {
         while run.pages.end < bounds.end && joins(&mut run.held, &mut folio, run.pages.end) {
             run.pages.end += 1;
         }
-        run.held.extend(folio.take());
+        folio.take().into_iter().for_each(|it| run.held.add(it));
         while run.pages.start > bounds.start
             && joins(&mut run.held, &mut folio, run.pages.start - 1)
         {
             run.pages.start -= 1;
         }
-        run.held.extend(folio);
+        folio.into_iter().for_each(|it| run.held.add(it));
         if mutant::on(Mutant::ClientRunUnheld) {
-            run.held.clear();
+            run.held = HeldFolios::none();
         }
         Ok(Some(run))
     }
@@ -133,7 +155,7 @@ impl Snapshot {
     fn joins<'a>(
         &mut self,
         handle: &'a Handle,
-        held: &mut Vec<Held<'a>>,
+        held: &mut HeldFolios<'a>,
         folio: &mut Option<Held<'a>>,
         page: u64,
         near: bool,
@@ -157,7 +179,7 @@ impl Snapshot {
             if lent.is_none() {
                 return mutant::on(Mutant::ClientTrustsPresent);
             }
-            held.extend(std::mem::replace(folio, lent));
+            std::mem::replace(folio, lent).into_iter().for_each(|it| held.add(it));
         }
         folio.as_ref().is_some_and(|it| !self.learn(handle, it, page))
     }

@@ -120,6 +120,10 @@ mutants! {
     MappedAgainForgotten,
     /// A range of a map that is held has no references.
     HoldsNothing,
+    /// What is held of a folio is taken for all of its pages, whatever the file has.
+    HoldsWholeFolios,
+    /// A mirrored folio counts as having all of its pages there, whatever the file has.
+    LooksBeyondEnd,
     /// A map reaches beyond its mirror, if the file has become shorter while it was made.
     MapBeyondMirror,
     /// A page that cannot be read is poisoned after its map's lock was let go of.

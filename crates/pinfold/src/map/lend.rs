@@ -167,7 +167,7 @@ pub(crate) unsafe fn look<'a>(
     for _ in 0..NAPS_MAX {
         // Frozen: as if it were absent, where it is waited for.
         let Some(held) = handle.core.hold(&handle.mapping, page) else { break };
-        if held.frame().is_changing() {
+        if held.frame().is_changing() || !reaches(&held, page) {
             break;
         }
         if held.frame().is_mirrored() {
@@ -210,7 +210,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
     // Ends: each turn but the last lends the folio, or makes it smaller.
     for _ in 0..NAPS_MAX {
         let Some(held) = core.hold(&handle.mapping, page) else { break };
-        if held.frame().is_changing() {
+        if held.frame().is_changing() || !reaches(&held, page) {
             break;
         }
         if held.frame().is_mirrored() {
@@ -248,7 +248,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
 pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
     let look = || {
         let held = handle.core.hold(&handle.mapping, page)?;
-        (!held.frame().is_changing()).then_some(held)
+        (!held.frame().is_changing() && reaches(&held, page)).then_some(held)
     };
     let held = look()?;
     if held.frame().is_mirrored() {
@@ -452,6 +452,12 @@ pub(crate) async fn put<'a>(
             Look::Absent => brought = Some(bring(handle, page, waiter).await?),
         }
     }
+}
+
+/// Whether the file reached `page` when this folio, which has the page, was read. Of other pages the
+/// mirror has nothing.
+pub(crate) fn reaches(held: &Held<'_>, page: u64) -> bool {
+    page < held.file_pages_end() || mutant::on(Mutant::LooksBeyondEnd)
 }
 
 /// The pages of a folio, and so its place in the mirror.

@@ -286,6 +286,13 @@ impl<'a> Held<'a> {
             && page.wrapping_sub(identity.index) < u64::from(identity.order.frames())
     }
 
+    /// The end of the pages of which the file has bytes. It may be before that of the folio: the
+    /// file was cut when the folio was about to be read.
+    pub(crate) fn file_pages_end(&self) -> u64 {
+        let bytes = self.frame.file_bytes() as u64;
+        self.frame.identity().index + bytes.div_ceil(PAGE_BYTES as u64)
+    }
+
     /// The offset in the file, in bytes, at which the folio begins.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {

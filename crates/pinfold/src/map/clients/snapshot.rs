@@ -165,7 +165,7 @@ impl Snapshot {
         }
         let has_it = |held: &Held<'_>| {
             let identity = held.frame().identity();
-            identity.pages().contains(&page)
+            identity.pages().contains(&page) && lend::reaches(held, page)
         };
         if !folio.as_ref().is_some_and(has_it) {
             // What the memory file has there is of no account: a client can put a page of zeros
@@ -174,7 +174,9 @@ impl Snapshot {
                 lend::look_beside(handle, page)
             } else {
                 let lent = handle.core.hold(&handle.mapping, page);
-                lent.filter(|it| !it.frame().is_changing() && it.frame().is_mirrored())
+                let is_there =
+                    |it: &Held<'_>| !it.frame().is_changing() && it.frame().is_mirrored();
+                lent.filter(|it| is_there(it) && lend::reaches(it, page))
             };
             if lent.is_none() {
                 return mutant::on(Mutant::ClientTrustsPresent);

@@ -110,7 +110,14 @@ impl<'a> HeldBytes<'a> {
             let claims = identity.order.frames();
             core.pressure.held.add(claims, most).map_err(&too_large)?;
             held.claimed += claims;
-            page = identity.pages().end;
+            let (has_end, folio_end) = (folio.file_pages_end(), identity.pages().end);
+            if has_end < pages.end.min(folio_end) && !mutant::on(Mutant::HoldsWholeFolios) {
+                // The mirror has no page of the folio beyond that; the file may be longer by now.
+                let path = handle.mapping.path.clone();
+                let len_bytes = folio.offset() + folio.frame().file_bytes() as u64;
+                return Err(ErrorKind::BeyondEnd { path, page: has_end, len_bytes }.into());
+            }
+            page = folio_end;
             if !mutant::on(Mutant::HoldsNothing) {
                 held.folios.push(folio);
             }

@@ -301,3 +301,61 @@ fn what_is_held_keeps_its_bytes_and_who_wants_newer_ones_waits() {
     drop(held);
     assert_eq!(map.hold(0..PAGE_BYTES).unwrap()[0], 8);
 }
+
+/// A map of a file that was cut in the middle of a folio which has 4 pages, as one has that was
+/// about to be read when the file was cut. Of these, the file has the first.
+fn ends_within_a_folio() -> (File, Space, Map) {
+    let cache = Cache::new(Options::new(16 << 20)).unwrap();
+    let source = Arc::new(Memory::new(vec![7; 300 * PAGE_BYTES]));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, 0..300 * PAGE).unwrap();
+    source.set_len(200 * PAGE + 100).unwrap();
+    file.refresh().unwrap();
+    let handle = file.handle();
+    crate::pages::fill::range_now(handle, 200, 204);
+    let folio = handle.core.hold(&handle.mapping, 203).expect("it was read as one");
+    assert_eq!((folio.frame().identity().pages(), folio.frame().file_bytes()), (200..204, 100));
+    drop(folio);
+    (file, space, map)
+}
+
+/// What becomes of a hold of these pages of that map: how many bytes it would have.
+fn held_of_it(pages: Range<usize>, mutant: Option<Mutant>) -> std::result::Result<usize, u64> {
+    let (_file, _space, map) = ends_within_a_folio();
+    let held = mutant::with(mutant, || map.hold(pages.start * PAGE_BYTES..pages.end * PAGE_BYTES));
+    held.map(|held| held.len()).map_err(|error| match *error.kind() {
+        ErrorKind::BeyondEnd { page, .. } => page,
+        _ => panic!("{error}"),
+    })
+}
+
+#[test]
+fn what_the_file_does_not_have_any_more_is_not_held() {
+    assert_eq!(held_of_it(200..201, None), Ok(PAGE_BYTES));
+    assert_eq!(held_of_it(200..202, None), Err(201));
+    assert_eq!(held_of_it(198..204, None), Err(201));
+    let caught = held_of_it(200..202, Some(Mutant::HoldsWholeFolios));
+    assert_eq!(caught, Ok(2 * PAGE_BYTES), "the second page would be a SIGBUS");
+}
+
+/// Whether a look says that the mirror has a page which it does not have, as the file had it when
+/// somebody asked whether it does.
+fn is_found_beyond_the_end(mutant: Option<Mutant>) -> bool {
+    let (file, _space, map) = ends_within_a_folio();
+    drop(map.hold(200 * PAGE_BYTES..200 * PAGE_BYTES + 1).unwrap());
+    let (handle, by) = (file.handle(), Waiter::Thread);
+    mutant::with(mutant, || {
+        // SAFETY: nothing is shown.
+        let shown = unsafe { lend::look(handle, 202, None, None, by) };
+        let others = [shown, lend::look_now(handle, 202)];
+        lend::look_beside(handle, 202).is_some()
+            || others.iter().any(|look| matches!(look, Ok(lend::Look::There(_))))
+    })
+}
+
+#[test]
+fn a_folio_has_no_page_beyond_the_end_of_its_file() {
+    assert!(!is_found_beyond_the_end(None));
+    assert!(is_found_beyond_the_end(Some(Mutant::LooksBeyondEnd)), "the mutant does nothing");
+}

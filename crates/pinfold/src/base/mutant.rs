@@ -281,6 +281,10 @@ mutants! {
     NobodyRests,
     /// What the program does for an owner counts for nobody.
     TurnUnpaid,
+    /// Clients that wait for their owner's reads are not looked after when these have ended.
+    WaitingForgotten,
+    /// Each round looks at all clients.
+    IdleLookedAt,
     /// Reads for a client that has left do not count any more.
     ReadsForgotten,
     /// Reads ahead for a client that has left go on, however many there are.

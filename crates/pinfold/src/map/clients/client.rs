@@ -94,6 +94,8 @@ pub(super) struct Client {
     pub(super) is_broken: bool,
     /// Its userfaultfd is not waited for: too many of its pages are read already.
     pub(super) is_paused: bool,
+    /// Its place in `Clients::due`. None while it has a turn.
+    pub(super) due_at: Option<Instant>,
     /// When it is looked whether it lives.
     looked_at: Instant,
 }
@@ -176,6 +178,7 @@ impl Client {
             has_said: false,
             is_broken: false,
             is_paused: false,
+            due_at: None,
             looked_at: Instant::now(),
         })
     }
@@ -480,6 +483,12 @@ impl Client {
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn removed_pieces(&self) -> usize {
         self.removed.pieces()
+    }
+
+    /// It was looked whether it lives at this time.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn look_at(&mut self, at: Instant) {
+        self.looked_at = at;
     }
 
     /// Faults that rest.

@@ -182,6 +182,82 @@ fn who_comes_back_has_no_more_reads_than_who_stays() {
     assert!(!caught.0, "the mutant does nothing");
 }
 
+/// How often it is looked when a client is due, in a hundred rounds beside so many idle clients.
+fn looks_beside(idle: usize) -> usize {
+    const ROUNDS: u64 = 100;
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    for owner in 0..idle as u64 {
+        clients.add(guest.uffd().try_clone().unwrap(), &[guest.mapping()], owner % 3).unwrap();
+    }
+    let later = Instant::now() + Duration::from_secs(1000);
+    for client in clients.clients.values_mut() {
+        client.look_at(later); // on a slow machine, the rounds take longer than a second
+    }
+    let ids: Vec<u64> = clients.clients.keys().copied().collect();
+    ids.into_iter().for_each(|id| clients.schedule(id));
+    clients.looks.set(0);
+    for _ in 0..ROUNDS {
+        assert!(clients.timeout().is_some());
+        clients.work();
+    }
+    clients.looks.get()
+}
+
+#[test]
+fn idle_clients_cost_a_round_nothing() {
+    assert_eq!(looks_beside(200), 0);
+    let caught = mutant::with(Some(Mutant::IdleLookedAt), || looks_beside(200));
+    assert!(caught >= 100 * 200, "the mutant does nothing: {caught}");
+}
+
+/// Whether a client that waits for its owner's reads is due at once when these have ended.
+fn goes_on_when_reads_end() -> [bool; 2] {
+    let (_cache, file, gate) = gated(64 << 20);
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let add = |clients: &mut Clients| {
+        clients.add(guest.uffd().try_clone().unwrap(), &[guest.mapping()], 1).unwrap()
+    };
+    let (reads, pauses, ahead) = (add(&mut clients), add(&mut clients), add(&mut clients));
+    for n in 0..READS_MAX as u64 {
+        let address = guest.mapping().address + n * 64 * P;
+        clients.fault(reads.0, address, None, &mut Vec::new()).unwrap();
+    }
+    clients.turns.change(1, |owner| owner.ahead = turns::AHEAD_MAX);
+    let later = Instant::now() + Duration::from_secs(1000);
+    clients.clients.values_mut().for_each(|client| client.look_at(later));
+    clients.set_pause(pauses.0);
+    clients.set_pause(ahead.0);
+    clients.install_ahead(ahead, &(0..1000).collect());
+    clients.schedule(pauses.0);
+    let is_due = |clients: &Clients| {
+        [pauses, ahead].map(|it| {
+            let client = &clients.clients[&it.0];
+            client.due_at.is_some_and(|at| at < client.due())
+        })
+    };
+    assert_eq!(is_due(&clients), [false; 2], "they wait");
+    gate.open();
+    // Ends: the reads end.
+    while !clients.jobs.is_empty() {
+        clients.take_completions();
+    }
+    clients.turns.change(1, |owner| owner.ahead = 0);
+    while let Some(id) = clients.turns.released() {
+        clients.schedule(id);
+    }
+    is_due(&clients)
+}
+
+#[test]
+fn who_waits_for_the_reads_of_its_owner_goes_on_when_they_end() {
+    assert_eq!(goes_on_when_reads_end(), [true; 2]);
+    let caught = mutant::with(Some(Mutant::WaitingForgotten), goes_on_when_reads_end);
+    assert_eq!(caught, [false; 2], "the mutant does nothing");
+}
+
 /// Reads that are kept after many owners have left for whom pages were read ahead.
 fn left_ahead() -> usize {
     let (_cache, file, gate) = gated(64 << 20);

@@ -76,7 +76,7 @@ mod snapshot;
 mod tests;
 mod turns;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -193,6 +193,8 @@ pub struct Clients {
     epoll: OwnedFd,
     clients: BTreeMap<u64, Client>,
     last_client: u64,
+    /// When each client has to be looked after: its `due_at`, unless it has a turn in this round.
+    due: BTreeSet<(Instant, u64)>,
     turns: ClientTurns,
     jobs: HashMap<u64, ReadJob>,
     last_job: u64,
@@ -206,6 +208,9 @@ pub struct Clients {
     messages: Vec<Message>,
     /// The last plan of [`Self::install_ahead`], and what it is for.
     plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>,
+    /// How often it was looked when a client is due.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
     _mapper: Mapper,
 }
 
@@ -270,6 +275,7 @@ impl Clients {
             epoll,
             clients: BTreeMap::new(),
             last_client: 0,
+            due: BTreeSet::new(),
             turns: ClientTurns::default(),
             jobs: HashMap::new(),
             last_job: 0,
@@ -279,6 +285,8 @@ impl Clients {
             events: SaidEvents(Vec::with_capacity(EVENTS_MAX)),
             messages: Vec::with_capacity(foreign::MESSAGES_MAX),
             plan: None,
+            #[cfg(test)]
+            looks: std::cell::Cell::new(0),
             _mapper: mapper,
         })
     }
@@ -357,6 +365,7 @@ impl Clients {
         self.last_client = id;
         self.clients.insert(id, client);
         self.turns.come(owner);
+        self.schedule(id);
         self.stats.added += 1;
         Ok(ClientId(id))
     }
@@ -371,7 +380,8 @@ impl Clients {
     ///
     /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`).
     pub fn install_ahead(&mut self, client: ClientId, pages: &Arc<[u64]>) {
-        let Some(client) = self.clients.get_mut(&client.0) else { return };
+        let ClientId(id) = client;
+        let Some(client) = self.clients.get_mut(&id) else { return };
         let plan = match &self.plan {
             Some((of, plan)) if Arc::ptr_eq(of, pages) => plan.clone(),
             _ => {
@@ -382,6 +392,7 @@ impl Clients {
         };
         self.plan = Some((pages.clone(), plan.clone()));
         client.ahead = Some(Ahead::new(plan));
+        self.schedule(id);
     }
 
     /// Serves a client no longer. What is installed in its memory stays.
@@ -392,6 +403,10 @@ impl Clients {
         {
             // The client may have the descriptor open, too, so closing it does not suffice.
             let _ = epoll::delete(&self.epoll, client.uffd());
+            client.due_at.map(|at| self.due.remove(&(at, id)));
+            self.turns.change(client.owner, |owner| {
+                owner.waiting.remove(&id);
+            });
             if mutant::on(Mutant::ReadsForgotten) {
                 self.turns.change(client.owner, |owner| owner.reads = 0);
             }

@@ -30,16 +30,37 @@ const PATIENCE: Duration = Duration::from_secs(30);
 impl Clients {
     /// How long the loop may wait for the descriptor: `None` for as long as it takes.
     pub fn timeout(&self) -> Option<Duration> {
-        if self.turns.is_in_round() {
+        if self.turns.has_something() {
             return Some(Duration::ZERO);
         }
+        let (due, _) = self.due.first()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Notes when a client has to be looked after: whenever that may have changed, but for what its
+    /// owner's reads change. For these it waits, if it could go on otherwise.
+    pub(super) fn schedule(&mut self, id: u64) {
+        let Some(client) = self.clients.get(&id) else { return };
         let now = Instant::now();
-        let due = self.clients.values().map(|client| self.due(client, now)).min()?;
-        Some(due.saturating_duration_since(now))
+        let due = self.due(client, now);
+        if due > now && (client.is_paused || client.ahead.is_some()) {
+            self.turns.change(client.owner, |it| {
+                it.waiting.insert(id);
+            });
+        }
+        if client.due_at != Some(due) {
+            client.due_at.map(|at| self.due.remove(&(at, id)));
+            self.due.insert((due, id));
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.due_at = Some(due);
+            }
+        }
     }
 
     /// When a client has to be looked after, if nothing happens before.
     fn due(&self, client: &Client, now: Instant) -> Instant {
+        #[cfg(test)]
+        self.looks.update(|looks| looks + 1);
         let has_work = !client.came.is_empty()
             || (client.ahead.is_some() && self.goes_ahead(client))
             || client.is_paused != self.has_to_pause(client);
@@ -70,6 +91,7 @@ impl Clients {
             }
             if !self.turns.has_turn(owner) {
                 self.set_pause(id);
+                self.schedule(id);
                 continue;
             }
             let mut turn = ClientTurn::begin();
@@ -77,6 +99,7 @@ impl Clients {
             self.end_if(id, served, &mut told);
             let goes_on = self.turns.end(owner, turn, began);
             self.set_pause(id);
+            self.schedule(id);
             if !goes_on {
                 break;
             }
@@ -106,12 +129,23 @@ impl Clients {
             }
         }
         self.events.0 = events;
+        if mutant::on(Mutant::IdleLookedAt) {
+            let all: Vec<u64> = self.clients.keys().copied().collect();
+            all.into_iter().for_each(|id| self.schedule(id));
+        }
+        // Ends: what is scheduled here does not wait again before a read ends.
+        while let Some(id) = self.turns.released() {
+            self.schedule(id);
+        }
         let now = Instant::now();
-        let due = |client: &Client| !client.is_ready && self.due(client, now) <= now;
-        let due = self.clients.iter().filter(|(_, client)| due(client));
-        for id in due.map(|(&id, _)| id).collect::<Vec<_>>() {
-            if let Some(client) = self.clients.get_mut(&id) {
-                client.is_ready = true;
+        // Ends: each turn takes one.
+        while let Some(&(at, id)) = self.due.first()
+            && at <= now
+        {
+            self.due.pop_first();
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            client.due_at = None;
+            if !std::mem::replace(&mut client.is_ready, true) {
                 self.turns.add(id);
             }
         }
@@ -309,7 +343,7 @@ impl Clients {
     }
 
     /// Gives to clients what was read for them.
-    fn take_completions(&mut self) {
+    pub(super) fn take_completions(&mut self) {
         for _ in 0..COMPLETIONS_MAX {
             let Some(completion) = self.completions.next() else { return };
             let Outcome::Read { result, .. } = completion.outcome else {

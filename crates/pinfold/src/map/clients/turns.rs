@@ -22,7 +22,7 @@
 //! are others. Time for which the thread did not sleep, but was not given a processor, counts for
 //! nobody.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::base::mutant::{self, Mutant};
@@ -62,12 +62,21 @@ pub(super) struct Owner {
     /// Time of this round, and what was used too much of the rounds before.
     used: Duration,
     rests_until: Option<Instant>,
+    /// It is among those that owe.
+    owes: bool,
+    /// Its clients that go on when fewer of its reads are under way.
+    pub(super) waiting: BTreeSet<u64>,
 }
 
 impl Owner {
     /// Whether nothing is served for it.
     fn is_nobody(&self) -> bool {
         self.clients == 0 && self.reads == 0 && self.ahead == 0
+    }
+
+    /// Whether it has room for reads of those that have paused, and for reads ahead.
+    fn has_room(&self) -> [bool; 2] {
+        [self.reads < READS_MAX / 2, self.ahead < AHEAD_MAX]
     }
 }
 
@@ -76,6 +85,10 @@ impl Owner {
 pub(super) struct ClientTurns {
     ready: VecDeque<u64>,
     owners: HashMap<u64, Owner>,
+    /// The owners that have used time of this round, or more than that, or rest: each once.
+    owing: Vec<u64>,
+    /// Clients whose owner has room for reads again.
+    released: VecDeque<u64>,
 }
 
 /// A turn that is going on.
@@ -123,9 +136,14 @@ impl ClientTurns {
     /// What an owner has changes.
     pub(super) fn change(&mut self, owner: u64, change: impl FnOnce(&mut Owner)) {
         let Some(it) = self.owners.get_mut(&owner) else { return };
+        let had_room = it.has_room();
         change(it);
+        let gets_room = (0..2).any(|of| it.has_room()[of] && !had_room[of]);
+        if gets_room && !mutant::on(Mutant::WaitingForgotten) {
+            self.released.extend(std::mem::take(&mut it.waiting));
+        }
         // What it has used, and the time that it has to rest, are longer than coming back takes.
-        if it.is_nobody() && it.used.is_zero() && it.rests_until.is_none() {
+        if it.is_nobody() && !it.owes {
             self.owners.remove(&owner);
         }
     }
@@ -139,6 +157,16 @@ impl ClientTurns {
         self.owners.get(&owner)?.rests_until
     }
 
+    /// A client whose owner has room for its reads since the last call.
+    pub(super) fn released(&mut self) -> Option<u64> {
+        self.released.pop_front()
+    }
+
+    /// Whether something can be done at once.
+    pub(super) fn has_something(&self) -> bool {
+        self.is_in_round() || !self.released.is_empty()
+    }
+
     /// Whether a round is going on.
     pub(super) fn is_in_round(&self) -> bool {
         !self.ready.is_empty()
@@ -147,10 +175,17 @@ impl ClientTurns {
     /// A new round begins.
     pub(super) fn begin_round(&mut self) {
         let now = Instant::now();
-        self.owners.retain(|_, owner| {
+        let owners = &mut self.owners;
+        self.owing.retain(|&id| {
+            let Some(owner) = owners.get_mut(&id) else { return false };
             owner.used = owner.used.saturating_sub(SLICE).min(DEBT_MAX);
             owner.rests_until = owner.rests_until.filter(|&until| until > now);
-            !owner.is_nobody() || !owner.used.is_zero() || owner.rests_until.is_some()
+            owner.owes = !owner.used.is_zero() || owner.rests_until.is_some();
+            let owes = owner.owes;
+            if owner.is_nobody() && !owes {
+                owners.remove(&id);
+            }
+            owes
         });
     }
 
@@ -181,6 +216,9 @@ impl ClientTurns {
         // All clients of the owner may have left in this turn.
         let it = self.owners.entry(owner).or_default();
         it.used += took;
+        if !std::mem::replace(&mut it.owes, true) {
+            self.owing.push(owner);
+        }
         if has_slept && self.owners.len() > 1 && !mutant::on(Mutant::NobodyRests) {
             let until = Instant::now() + (took * REST_FACTOR).min(REST_MAX);
             self.change(owner, |it| it.rests_until = Some(until));

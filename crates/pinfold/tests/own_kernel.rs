@@ -464,3 +464,17 @@ fn what_the_program_guards_is_there_again_or_an_error() {
         }
     }
 }
+
+#[test]
+fn faults_are_served_whatever_limit_of_descriptors_the_program_sets() {
+    in_a_child(|| {
+        let (_space, map) = map(2);
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a limit of this process alone.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+        store_all(&map, 7);
+        assert_eq!(differ(&map, 7), 0);
+        page_out(&map);
+        assert_eq!(differ(&map, 7), 0);
+    });
+}

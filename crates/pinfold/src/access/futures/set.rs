@@ -104,7 +104,13 @@ impl<T, F: Future + ?Sized> WaitingFuture<T, F> {
 
 impl<T, F: ?Sized> AsFd for Set<T, F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ready.event.as_fd()
+        self.ready.as_fd()
+    }
+}
+
+impl AsFd for Ready {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

@@ -14,6 +14,12 @@
 //! The thread that waits for it is in the kernel, maybe in a system call, so no signal can be sent
 //! to its access. The page is *poisoned* instead: each access to it gets SIGBUS, or the system call
 //! EFAULT, until it is unmapped or zapped (`advise` with `DontNeed`). Then it is read again.
+//!
+//! # A thread that ends
+//!
+//! Whoever faults would wait for it for ever. So it waits for one descriptor, an epoll(7), which
+//! works whatever limit of descriptors the program has set (`RLIMIT_NOFILE`), where poll(2) of three
+//! is refused below that; and a panic of the thread ends the process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
@@ -21,7 +27,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, Timespec, epoll};
 
 use super::fault::Fault;
 use super::vma::FaultAccess;
@@ -69,8 +75,16 @@ impl Handlers {
         for _ in 0..n {
             let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
             let ready = Ready::new()?;
+            let watched = watch(&uffd, &stop, &ready);
+            let epoll =
+                watched.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+            let life = move || {
+                let _ends_all = EndsAll;
+                run(&uffd, &epoll, Set::of(ready), serve);
+                drop(stop); // watched until here
+            };
             // If it fails, those that run are stopped by the drop.
-            let thread = start(NAME, move || run(&uffd, &stop, Set::of(ready), serve))?;
+            let thread = start(NAME, life)?;
             handlers.threads.push(thread);
         }
         Ok(handlers)
@@ -116,30 +130,60 @@ impl Drop for Handlers {
     }
 }
 
+/// If the thread panics, the process ends.
+struct EndsAll;
+
+impl Drop for EndsAll {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort(); // the panic was told
+        }
+    }
+}
+
+/// What an event of a thread's epoll is of.
+const STOP: u64 = 0;
+const TASKS: u64 = 1;
+const MESSAGES: u64 = 2;
+
+/// The descriptor that says when a thread has something to do.
+fn watch(uffd: &Uffd, stop: &OwnedFd, ready: &Ready) -> rustix::io::Result<OwnedFd> {
+    let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (of, fd) in [(STOP, stop.as_fd()), (TASKS, ready.as_fd()), (MESSAGES, uffd.as_fd())] {
+        epoll::add(&all, fd, epoll::EventData::new_u64(of), epoll::EventFlags::IN)?;
+    }
+    Ok(all)
+}
+
 /// Serves faults until it is told to stop. By then there is no task: each that waits has a share of
 /// the space.
-fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: Serve) {
+fn run(uffd: &Uffd, epoll: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: Serve) {
     let rests = Rc::new(Rests::default());
+    let mut events = Vec::with_capacity(3);
+    let mut takes_messages = true;
     // Ends: the space's end makes `stop` readable.
     loop {
         let time = rests.wake();
-        let is_full = tasks.len() >= TASKS_MAX;
-        let wanted = if is_full { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = [
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(tasks.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(uffd.as_fd(), wanted),
-        ];
+        let has_room = tasks.len() < TASKS_MAX;
+        if has_room != takes_messages {
+            let wanted = if has_room { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+            let modified = epoll::modify(epoll, uffd, epoll::EventData::new_u64(MESSAGES), wanted);
+            modified.expect("it is watched");
+            takes_messages = has_room;
+        }
         let time = time.map(|time| Timespec::try_from(time).expect("it is short"));
-        match rustix::event::poll(&mut fds, time.as_ref()) {
+        events.clear();
+        let room = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(epoll, room, time.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => panic!("waiting for faults failed: {error}"),
         }
-        let [is_over, _, has_messages] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
-        if is_over {
+        let is_there = |of| events.iter().any(|event: &epoll::Event| event.data.u64() == of);
+        if is_there(STOP) {
             return;
         }
+        let has_messages = is_there(MESSAGES) && takes_messages;
         while let Some((address, fault)) = tasks.next() {
             answer(uffd, address, &fault);
         }

@@ -196,7 +196,9 @@ fn looks_beside(idle: usize) -> usize {
         client.look_at(later); // on a slow machine, the rounds take longer than a second
     }
     let ids: Vec<u64> = clients.clients.keys().copied().collect();
-    ids.into_iter().for_each(|id| clients.schedule(id));
+    for id in ids {
+        clients.schedule(id);
+    }
     clients.looks.set(0);
     for _ in 0..ROUNDS {
         assert!(clients.timeout().is_some());

@@ -131,7 +131,9 @@ impl Clients {
         self.events.0 = events;
         if mutant::on(Mutant::IdleLookedAt) {
             let all: Vec<u64> = self.clients.keys().copied().collect();
-            all.into_iter().for_each(|id| self.schedule(id));
+            for id in all {
+                self.schedule(id);
+            }
         }
         // Ends: what is scheduled here does not wait again before a read ends.
         while let Some(id) = self.turns.released() {

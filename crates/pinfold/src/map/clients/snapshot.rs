@@ -49,9 +49,11 @@ impl<'a> HeldFolios<'a> {
         HeldFolios { all: [const { None }; RUN_PAGES as usize], count: 0 }
     }
 
-    fn add(&mut self, held: Held<'a>) {
-        self.all[self.count] = Some(held);
-        self.count += 1;
+    fn add(&mut self, held: Option<Held<'a>>) {
+        if held.is_some() {
+            self.all[self.count] = held;
+            self.count += 1;
+        }
     }
 }
 
@@ -127,7 +129,7 @@ impl Snapshot {
         let Look::There(held) = lend::look_now(handle, page)? else { return Ok(None) };
         let mut run = PresentRun { pages: page..page + 1, held: HeldFolios::none() };
         if self.learn(handle, &held, page) {
-            run.held.add(held);
+            run.held.add(Some(held));
             return Ok(Some(run));
         }
         let (mut folio, near) = (Some(held), around::block(page));
@@ -137,13 +139,13 @@ impl Snapshot {
         while run.pages.end < bounds.end && joins(&mut run.held, &mut folio, run.pages.end) {
             run.pages.end += 1;
         }
-        folio.take().into_iter().for_each(|it| run.held.add(it));
+        run.held.add(folio.take());
         while run.pages.start > bounds.start
             && joins(&mut run.held, &mut folio, run.pages.start - 1)
         {
             run.pages.start -= 1;
         }
-        folio.into_iter().for_each(|it| run.held.add(it));
+        run.held.add(folio);
         if mutant::on(Mutant::ClientRunUnheld) {
             run.held = HeldFolios::none();
         }
@@ -181,7 +183,7 @@ impl Snapshot {
             if lent.is_none() {
                 return mutant::on(Mutant::ClientTrustsPresent);
             }
-            std::mem::replace(folio, lent).into_iter().for_each(|it| held.add(it));
+            held.add(std::mem::replace(folio, lent));
         }
         folio.as_ref().is_some_and(|it| !self.learn(handle, it, page))
     }

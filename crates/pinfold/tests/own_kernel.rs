@@ -465,6 +465,33 @@ fn what_the_program_guards_is_there_again_or_an_error() {
     }
 }
 
+/// Seals a map: what it may be used for does not change any more, and its bytes do not go. False if
+/// the kernel cannot.
+fn seal(map: &AnonMap) -> bool {
+    /// `mseal(2)` (Linux 6.10).
+    const MSEAL: libc::c_long = 462;
+    // SAFETY: addresses of the map, which the process keeps.
+    unsafe { libc::syscall(MSEAL, map.as_ptr(), BYTES, 0) == 0 }
+}
+
+#[test]
+fn what_the_program_has_sealed_stays_in_memory_and_the_rest_leaves() {
+    in_a_child(|| {
+        let (space, map) = map(0);
+        let other = space.map_anon(BYTES).unwrap();
+        store_all(&map, 7);
+        store_all(&other, 8);
+        map.protect(Protection::Read).unwrap();
+        if !seal(&map) {
+            return println!("skipped: the kernel seals nothing");
+        }
+        assert_eq!((page_out(&map), page_out(&other)), (0, PAGES));
+        assert_eq!((differ(&map, 7), differ(&other, 8)), (0, 0));
+        assert_eq!(page_out(&other), PAGES);
+        std::mem::forget((space, map)); // it cannot be unmapped
+    });
+}
+
 #[test]
 fn faults_are_served_whatever_limit_of_descriptors_the_program_sets() {
     in_a_child(|| {

@@ -65,7 +65,8 @@ pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
 /// The memory of a mapping whose pages are the program's own: what eviction asks of it.
 pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
-    fn take_out_of_memory(&self, pages: std::ops::Range<u64>);
+    /// False: the system keeps some of them there.
+    fn take_out_of_memory(&self, pages: std::ops::Range<u64>) -> bool;
 
     /// Of these pages, in rising order, those that could leave memory without a write, and whose
     /// protection has ended without a fault, count as stored to from now on. Called under the

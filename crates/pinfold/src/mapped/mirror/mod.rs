@@ -514,7 +514,7 @@ impl Owned {
 
 /// Makes one of two places where that says so of the pages between. They are in the order of the
 /// file.
-pub(crate) fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
+fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
     places.dedup_by(|next, one| {
         let joined = joins(&(one.end..next.start));
         if joined {

@@ -174,6 +174,21 @@ impl<'a> FrozenBatch<'a> {
         Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
     }
 
+    /// Which folios of the batch's `n`th mapping are frozen: their pages, in rising order, and their
+    /// numbers in the batch.
+    pub(crate) fn frozen_of(&self, n: usize) -> Vec<(u64, usize)> {
+        let its = (0..self.states.len()).filter(|&it| self.states[it] == Ok(n));
+        let mut its: Vec<_> = its.map(|it| (self.folios[it].identity.index, it)).collect();
+        its.sort_unstable();
+        its
+    }
+
+    /// The `n`th folio, which is frozen, stays as if it were pinned.
+    pub(crate) fn stays(&mut self, core: &Core, n: usize) {
+        users::thaw(core.frames.frame(self.folios[n].head));
+        self.states[n] = Err(InUse::Pinned);
+    }
+
     /// The `n`th of the batch's mappings, whose mutex is held.
     pub(crate) fn changing(&mut self, n: usize) -> &mut Changing<'a> {
         &mut self.changing[n]

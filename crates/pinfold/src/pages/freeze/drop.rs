@@ -164,14 +164,17 @@ fn drop_range(
                     continue;
                 }
             }
+            if let Some(memory) = mapping.own()
+                && !memory.take_out_of_memory(folio.page..folio.end())
+                && which == Which::Clean
+            {
+                continue;
+            }
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
             is_shown |= core.frames.frame(folio.frame).is_mirrored();
             drop_one(core, &mut changing, folio.page, folio.frame);
             gone.push(folio.frame);
-            if let Some(memory) = mapping.own() {
-                memory.take_out_of_memory(folio.page..folio.end());
-            }
         }
         let mut clears_now = false;
         if let Some(when_empty) = when_empty
@@ -227,7 +230,8 @@ pub(crate) fn drop_own(
         from = folio.end();
     }
     if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
-        memory.take_out_of_memory(pages);
+        // What the program has sealed stays there until the program ends.
+        let _ = memory.take_out_of_memory(pages);
     }
     gone
 }

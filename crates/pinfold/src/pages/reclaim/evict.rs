@@ -8,8 +8,9 @@
 //!    ones, for step 8. For files, their write-out will be started here;
 //! 3. tell the policy of each, which leaves ghosts of its pages;
 //! 4. remove it from the index: no look-up finds it any more; forget the identity;
-//! 5. keep the places of what is mirrored, so that nothing else gets there; pages of the program's own
-//!    memory are taken out of memory here, as whoever stores to them waits for the mutex;
+//! 5. keep the places of what is mirrored, so that nothing else gets there. Pages of the program's own
+//!    memory are taken out of memory before step 3, as the system may refuse it; whoever stores to
+//!    them waits for the mutex;
 //! 6. without the mutexes, take mirrored pages out of all maps; then free the frames. They stay frozen
 //!    and odd until they are handed out;
 //! 7. remove files that have no pages left;
@@ -27,7 +28,7 @@ use super::{compact, parts};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::frames::{FrameNumber, Identity};
-use crate::mapped::mirror::{Leaving, join};
+use crate::mapped::mirror::Leaving;
 use crate::mapped::swap::Swap;
 use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidate, Candidates, Frozen, FrozenBatch, InUse, To};
@@ -179,6 +180,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
     let mut evicted = Vec::with_capacity(batch.len());
     let mut stayed = Vec::new();
     let mut frozen = batch.freeze(core, To::Leave);
+    take_out_of_memory(core, &batch, &mut frozen);
     for n in 0..batch.len() {
         match frozen.get(n) {
             Ok(frozen) => {
@@ -264,6 +266,24 @@ fn write_out(
     dirty
 }
 
+/// Takes the frozen pages of the program's own memory out of memory, under the mutexes. Those that the
+/// system keeps there, as the program has sealed them, stay.
+fn take_out_of_memory(core: &Core, batch: &Candidates, frozen: &mut FrozenBatch<'_>) {
+    for (n, mapping) in batch.mappings().iter().enumerate() {
+        let Some(memory) = mapping.own() else { continue };
+        for run in frozen.frozen_of(n).chunk_by(|one, next| one.0 + 1 == next.0) {
+            if memory.take_out_of_memory(run[0].0..run[run.len() - 1].0 + 1) {
+                continue;
+            }
+            for &(page, it) in run {
+                if !memory.take_out_of_memory(page..page + 1) {
+                    frozen.stays(core, it);
+                }
+            }
+        }
+    }
+}
+
 /// Steps 3 and 4.
 fn take_out_of_index(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     let Frozen { folio, changing, .. } = frozen;
@@ -288,21 +308,13 @@ fn leave<'a>(
             folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
         });
         let mut pages: Vec<Range<u64>> = mirrored.map(|folio| folio.identity.pages()).collect();
-        if pages.is_empty() {
+        if pages.is_empty() || mapping.own().is_some() {
             continue;
         }
         pages.sort_unstable_by_key(|pages| pages.start);
-        if let Some(memory) = mapping.own() {
-            // Whoever stores to them waits for the mutex.
-            join(&mut pages, Range::is_empty);
-            for pages in pages {
-                memory.take_out_of_memory(pages);
-            }
-        } else {
-            let changing = frozen.changing(n);
-            let is_free = |gap: &Range<u64>| has_no_mirrored(core, changing, gap);
-            all.push(mapping.mirror_of_folios().leave(pages, is_free));
-        }
+        let changing = frozen.changing(n);
+        let is_free = |gap: &Range<u64>| has_no_mirrored(core, changing, gap);
+        all.push(mapping.mirror_of_folios().leave(pages, is_free));
     }
     all
 }

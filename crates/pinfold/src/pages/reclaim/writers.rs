@@ -6,6 +6,7 @@
 use std::sync::{Arc, Weak};
 
 use super::evict::{FOLIOS_AT_ONCE, evict_handed_over};
+use crate::base::guarded::quietly;
 use crate::error::Result;
 use crate::pages::core::Core;
 
@@ -26,7 +27,8 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
             // Ends: with the cache.
             while let Some(some) = pages.next(FOLIOS_AT_ONCE) {
                 let Some(core) = Weak::upgrade(&weak) else { return };
-                evict_handed_over(&core, &some);
+                // After a panic, which was told, others are written all the same.
+                quietly("a page-out", || evict_handed_over(&core, &some));
                 pages.are_done(&some);
             }
         };

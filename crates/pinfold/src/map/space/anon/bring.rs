@@ -183,7 +183,7 @@ impl Area {
             let next = changing.writer(&handle.core.nodes).next_present(from..pages.end);
             let (absent_to, next) = next.map_or((pages.end, pages.end), |it| (it.page, it.end()));
             if from < absent_to {
-                calls::give_back_pages(&self.addresses(&(from..absent_to)));
+                let _ = calls::give_back_pages(&self.addresses(&(from..absent_to)));
             }
             from = next;
         }

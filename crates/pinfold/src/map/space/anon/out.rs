@@ -55,8 +55,8 @@ enum Loaded {
 }
 
 impl OwnMemory for Area {
-    fn take_out_of_memory(&self, pages: Range<u64>) {
-        calls::give_back_pages(&self.addresses(&pages));
+    fn take_out_of_memory(&self, pages: Range<u64>) -> bool {
+        calls::give_back_pages(&self.addresses(&pages))
     }
 
     fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused> {

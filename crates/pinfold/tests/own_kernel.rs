@@ -493,6 +493,24 @@ fn what_the_program_has_sealed_stays_in_memory_and_the_rest_leaves() {
 }
 
 #[test]
+fn a_page_that_the_program_has_replaced_keeps_no_other_in_memory() {
+    in_a_child(|| {
+        let (space, map) = map(0);
+        store_all(&map, 7);
+        let at = word(&map, 100).as_ptr().cast();
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: a page of the map, which this child alone uses.
+        let replaced = unsafe { libc::mmap(at, PAGE, access, flags, -1, 0) };
+        assert_eq!(replaced, at);
+        word(&map, 100).store(9, Ordering::Relaxed);
+        assert_eq!(page_out(&map), PAGES - 1);
+        assert_eq!((differ(&map, 7), word(&map, 100).load(Ordering::Relaxed)), (1, 9));
+        std::mem::forget((space, map));
+    });
+}
+
+#[test]
 fn faults_are_served_whatever_limit_of_descriptors_the_program_sets() {
     in_a_child(|| {
         let (_space, map) = map(2);

@@ -164,8 +164,18 @@ fn repeat(
 
 /// From now on a store to a page of the range that is there is a fault; or not any more, and then
 /// threads that wait are woken. The kernel refuses that where the program has unmapped the memory,
-/// or mapped something else there. Nothing relies on a protection that was not looked up.
+/// or mapped something else there: then page by page, for what is left of it. Nothing relies on a
+/// protection that was not looked up.
 pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
+    if protect_all(uffd, at, on).is_err() && at.len() > PAGE_BYTES {
+        for page in at.clone().step_by(PAGE_BYTES) {
+            let _ = protect_all(uffd, &(page..page + PAGE_BYTES), on);
+        }
+    }
+}
+
+/// As [`protect`], up to the first page that the kernel refuses.
+fn protect_all(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) -> rustix::io::Result<()> {
     let mode = if on { PROTECT_ON } else { 0 };
     let mut again = 0;
     // Ends: as in `repeat`.
@@ -179,7 +189,7 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
                 again += 1;
                 std::thread::yield_now();
             }
-            _ => return,
+            done => return done,
         }
     }
 }

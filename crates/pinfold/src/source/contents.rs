@@ -23,7 +23,6 @@
 //! mounted as ext2 or ext3 has the magic number of ext4, but not these times. So the mount is asked
 //! for its type. What does not tell it has no fine times.
 
-use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use rustix::fs::Stat;
@@ -90,13 +89,15 @@ impl Contents {
 
 /// Whether a change after a question for the attributes always makes them differ, of a file that is
 /// read directly. See the head of the file.
-/// Cost: for ext4 two system calls.
-pub(super) fn has_fine_times(fd: &OwnedFd, magic: u64) -> bool {
+/// Cost: for ext4 a system call, if the last file's mount was another.
+pub(super) fn has_fine_times(mount: Option<u64>, magic: u64) -> bool {
     static KERNEL: OnceLock<bool> = OnceLock::new();
     let kernel = || is_multigrain(rustix::system::uname().release().to_bytes());
     [EXT4_MAGIC, XFS_MAGIC, BTRFS_MAGIC].contains(&magic)
         && *KERNEL.get_or_init(kernel)
-        && (magic != EXT4_MAGIC || mounted::is_type(fd, c"ext4") || mutant::on(Mutant::AllExtFine))
+        && (magic != EXT4_MAGIC
+            || mount.is_some_and(mounted::is_ext4)
+            || mutant::on(Mutant::AllExtFine))
 }
 
 /// Whether the kernel of this release is Linux 6.13 or later.

@@ -1,17 +1,17 @@
 //! Which type of file system an open file is mounted as.
 //!
 //! Belongs here: asking the kernel, by statmount(2) of Linux 6.8. A mount has a number that is never
-//! given to another one, so nothing has to be parsed or kept. Does not: what follows from the type
-//! (`contents.rs`). Other system calls tell a number of the file system's format, which several types
-//! share.
+//! given to another one, so nothing has to be parsed, and what was told stays true. Does not: what
+//! follows from the type (`contents.rs`). Other system calls tell a number of the file system's
+//! format, which several types share.
 
 use std::ffi::CStr;
-use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{Statx, StatxFlags};
 
-/// `STATX_MNT_ID_UNIQUE`.
-const MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+/// `STATX_MNT_ID_UNIQUE`: what [`mount`] needs statx(2) to be asked for.
+pub(super) const MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// The number of statmount(2), on x86-64 and on aarch64.
 const STATMOUNT: libc::c_long = 457;
 /// `STATMOUNT_FS_TYPE`.
@@ -39,14 +39,29 @@ struct Told {
     text: [u8; 512],
 }
 
-/// Whether the file's mount is of a file system of this type. False if the kernel does not tell.
-pub(super) fn is_type(fd: &OwnedFd, name: &CStr) -> bool {
-    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, MOUNT);
-    let Some(stat) = stat.ok().filter(|stat| stat.stx_mask & MOUNT.bits() != 0) else {
-        return false;
-    };
+/// The number of a file's mount, if the kernel tells it.
+pub(super) fn mount(stat: &Statx) -> Option<u64> {
+    (stat.stx_mask & MOUNT.bits() != 0).then_some(stat.stx_mnt_id)
+}
+
+/// Whether this mount is of the type `ext4`. False if the kernel does not tell. The kernel is asked
+/// again only if the last one that was found to be so was another.
+pub(super) fn is_ext4(mount: u64) -> bool {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: the number is all there is. No mount has the number 0.
+    if LAST.load(Ordering::Relaxed) == mount {
+        return true;
+    }
+    let is_so = is_type(mount, c"ext4");
+    if is_so {
+        LAST.store(mount, Ordering::Relaxed);
+    }
+    is_so
+}
+
+fn is_type(mount: u64, name: &CStr) -> bool {
     let bytes = size_of::<Asked>() as u32;
-    let asked = Asked { bytes, _unused: 0, mount: stat.stx_mnt_id, what: TYPE };
+    let asked = Asked { bytes, _unused: 0, mount, what: TYPE };
     let mut told = Told {
         _begin: 0,
         what: 0,
@@ -68,6 +83,10 @@ pub(super) fn is_type(fd: &OwnedFd, name: &CStr) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::AtFlags;
+
     use super::*;
 
     /// What `/proc/self/mountinfo` says of the mount of a file of this test.
@@ -83,7 +102,14 @@ mod tests {
                 |line: &&str| line.split(' ').next() == Some(&stat.stx_mnt_id.to_string());
             let line = table.lines().find(of_mount).unwrap();
             let name = line.split(" - ").nth(1).unwrap().split(' ').next().unwrap();
-            let is_type = |name: &str| is_type(&fd, &std::ffi::CString::new(name).unwrap());
+            let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, MOUNT).unwrap();
+            let Some(number) = mount(&stat) else {
+                println!("not tested: the kernel does not tell the number of a mount");
+                continue;
+            };
+            let is_type = |name: &str| is_type(number, &std::ffi::CString::new(name).unwrap());
+            assert_eq!(is_ext4(number), is_type("ext4"));
+            assert_eq!(is_ext4(number), is_type("ext4"), "as it was told before");
             if is_type(name) {
                 assert!(!is_type(&name[..name.len() - 1]) && !is_type("none"));
             } else {

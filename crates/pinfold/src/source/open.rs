@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::beside::{refuses_direct, uninterrupted};
@@ -37,7 +37,7 @@ use super::disk::Disk;
 use super::engine::Engine;
 use super::identity::FileId;
 use super::ring::Ring;
-use super::{AlignedBuffer, Source};
+use super::{AlignedBuffer, Source, mounted};
 
 /// The largest alignment the cache can keep: it moves whole pages.
 pub(super) const ALIGNMENT_MAX: usize = 4096;
@@ -278,7 +278,8 @@ impl FoundFile {
             _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
         };
         let writable = access == Access::ReadWrite;
-        let fine_times = direct.is_ok() && has_fine_times(&fd, magic.unwrap_or(0));
+        let mount = direct.as_ref().ok().and_then(|direct| direct.mount);
+        let fine_times = direct.is_ok() && has_fine_times(mount, magic.unwrap_or(0));
         let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
         let begins_at_once = block_device || is_of(&BEGIN_AT_ONCE);
         let by_a_program = || Err("its file system is a program".to_owned());
@@ -290,8 +291,8 @@ impl FoundFile {
             ..Descriptor::of(fd, alignment)
         };
         let disk = match direct {
-            Ok(alignment) => {
-                let mut file = descriptor(alignment);
+            Ok(direct) => {
+                let mut file = descriptor(direct.alignment);
                 file.beside = file.beside.filter(|_| preference == Preference::Auto);
                 Disk::direct(file, ring)
             }
@@ -364,6 +365,13 @@ fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
     Err(OpenError::NotAFile { path: path.to_owned(), what })
 }
 
+/// How a file is read directly.
+struct GoneDirect {
+    alignment: usize,
+    /// The number of its mount, if the kernel tells it.
+    mount: Option<u64>,
+}
+
 /// Why there is no direct I/O for a file.
 #[derive(Debug)]
 enum NoDirect {
@@ -393,17 +401,20 @@ fn go_direct(
     fd: &OwnedFd,
     block_device: bool,
     magic: Result<u64, Errno>,
-) -> Result<usize, NoDirect> {
+) -> Result<GoneDirect, NoDirect> {
     let asking = |errno| NoDirect::Refused("asking about the file system", errno);
     if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic.map_err(asking)?) && !block_device {
         return Err(NoDirect::InMemory);
     }
-    let told = told_alignment(fd)?;
+    // An error means a kernel or a sandbox without statx: nothing is reported.
+    let what = StatxFlags::DIOALIGN | mounted::MOUNT;
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, what).ok();
+    let told = stat.as_ref().map_or(Ok(None), told_alignment)?;
     if let Some(bytes) = told.filter(|bytes| *bytes > ALIGNMENT_MAX) {
         return Err(NoDirect::TooCoarse(bytes));
     }
     set_flags(fd, OFlags::DIRECT).map_err(|errno| NoDirect::Refused("O_DIRECT", errno))?;
-    match (told, block_device) {
+    let alignment = match (told, block_device) {
         (Some(bytes), _) => Ok(bytes),
         (None, true) => match rustix::fs::ioctl_blksszget(fd) {
             Ok(bytes) if bytes as usize > ALIGNMENT_MAX => Err(NoDirect::TooCoarse(bytes as usize)),
@@ -412,7 +423,8 @@ fn go_direct(
         },
         (None, false) if magic == Ok(OVERLAYFS_MAGIC) && takes_any(fd) => Err(NoDirect::Layered),
         (None, false) => probe(fd, &ALIGNMENTS),
-    }
+    }?;
+    Ok(GoneDirect { alignment, mount: stat.as_ref().and_then(mounted::mount) })
 }
 
 /// Whether a direct read may be of any byte, as no device has it: the flag has no effect then.
@@ -421,11 +433,7 @@ fn takes_any(fd: &OwnedFd) -> bool {
 }
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
-fn told_alignment(fd: &OwnedFd) -> Result<Option<usize>, NoDirect> {
-    // An error means a kernel or a sandbox without statx: nothing is reported.
-    let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
-        return Ok(None);
-    };
+fn told_alignment(stat: &Statx) -> Result<Option<usize>, NoDirect> {
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return Ok(None);
     }

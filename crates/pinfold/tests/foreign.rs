@@ -352,9 +352,10 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
             }
             moved(&path);
             // Its attributes are settled, on any kernel.
-            let changed = |at: &fs::Metadata| (at.ctime() as u64, at.ctime_nsec() as u32);
-            let (seconds, ns) = changed(&other.metadata().unwrap());
-            let last = std::time::UNIX_EPOCH + Duration::new(seconds, ns);
+            let changed = |at: &fs::Metadata| {
+                Duration::new(at.ctime().cast_unsigned(), u32::try_from(at.ctime_nsec()).unwrap())
+            };
+            let last = std::time::UNIX_EPOCH + changed(&other.metadata().unwrap());
             // Ends: time goes on.
             while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -376,17 +377,17 @@ fn a_refresh_tells_of_an_append_that_an_invalidation_has_seen() {
         let ground = Ground::new(Preference::Auto);
         let path = ground.file("log", &vec![b'a'; 1_000_000]);
         let file = ground.open(&path);
-        check(&file, &[b'a'; 1_000_000]);
+        check(&file, &vec![b'a'; 1_000_000]);
         let other = fs::OpenOptions::new().append(true).open(&path).unwrap();
         if let Some(bytes) = cut {
             other.set_len(bytes).unwrap();
         }
-        (&other).write_all(&[b'a'; 30_000]).unwrap();
+        (&other).write_all(&vec![b'a'; 30_000]).unwrap();
         file.invalidate(8192..12_288).unwrap();
         let now = fs::read(&path).unwrap();
         check(&file, &now);
         let cached = ground.resident();
-        (&other).write_all(&[b'a'; 400_000]).unwrap();
+        (&other).write_all(&vec![b'a'; 400_000]).unwrap();
         for changed in [changed, Changed::No] {
             assert_eq!(file.refresh().unwrap().changed, changed, "{cut:?}");
         }
@@ -404,7 +405,7 @@ fn a_refresh_tells_of_a_growth_of_a_source_that_an_invalidation_has_seen() {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = std::sync::Arc::new(pinfold::source::Memory::new(vec![b'a'; 100_000]));
     let file = cache.attach("source", source.clone()).unwrap();
-    check(&file, &[b'a'; 100_000]);
+    check(&file, &vec![b'a'; 100_000]);
     pinfold::source::Source::set_len(&*source, 150_000).unwrap();
     file.invalidate(0..4096).unwrap();
     assert_eq!(file.len(), 150_000);

@@ -280,7 +280,7 @@ fn thawing_what_is_not_frozen() {
     count.hand_out(1);
     misuse(&count, |count| count.thaw(1), "thaw of a count that is owned by 1 refs");
     misuse(&count, |count| count.hand_out(1), "hand_out of a count that is owned by 1 refs");
-    misuse(&count, |count| count.set_frozen(), "set_frozen of a count that is owned by 1 refs");
+    misuse(&count, RefCount::set_frozen, "set_frozen of a count that is owned by 1 refs");
     let count = RefCount::frozen();
     misuse(&count, |count| count.thaw(0), "thaw with 0 references: a stray zero could be taken");
     misuse(&count, |count| count.hand_out(0), "hand_out with 0 references: a stray zero");

@@ -55,7 +55,7 @@ use crate::pages::reclaim::{Copied, allocate_copy};
 /// # use pinfold::{Cache, Options, source::Memory};
 /// # let cache = Cache::new(Options::new(8 << 20))?;
 /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-/// let column = bytes::ArenaWords::from_owner(file.bytes(4_000..60_000)?);
+/// let column = bytes::Bytes::from_owner(file.bytes(4_000..60_000)?);
 /// let value = column.slice(5_000..5_008);
 /// drop((file, cache)); // it keeps what it needs
 /// assert_eq!(value, [7; 8][..]);

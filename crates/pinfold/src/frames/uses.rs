@@ -186,7 +186,7 @@ fn samples_of(order: Order, at: usize, bytes: usize) -> u64 {
         let place = part.wrapping_mul(0x9E37_79B1) >> 16;
         (part as usize * part_pages) + (place as usize & (part_pages - 1))
     };
-    let (first, last) = (all.trailing_zeros(), 63 - all.leading_zeros());
+    let (first, last) = (all.trailing_zeros(), all.ilog2());
     let unread = [first, last].into_iter().filter(|&part| !pages.contains(&sample(part)));
     unread.fold(all, |bits, part| bits & !(1 << part))
 }

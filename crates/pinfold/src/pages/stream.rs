@@ -383,7 +383,7 @@ impl StreamState {
         (0..RUNS).max_by_key(age).unwrap_or(0)
     }
 
-    /// ReadRun `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
+    /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
     /// back.
     fn take(&mut self, n: Option<usize>, all: &Credit) -> (usize, ReadRun) {
         let n = match (n, self.hint) {

@@ -290,7 +290,7 @@ impl AnonMap {
         self.check("advise on", &range)?;
         match hint {
             Hint::Sequential => {
-                self.area.order.store(AccessOrder::Sequential as u8, Ordering::Relaxed)
+                self.area.order.store(AccessOrder::Sequential as u8, Ordering::Relaxed);
             }
             Hint::Random => self.area.order.store(AccessOrder::Random as u8, Ordering::Relaxed),
             Hint::WillNeed => {

@@ -172,8 +172,9 @@ fn what_does_not_begin_is_not_on_its_way() {
     // Its folio would have page 2, too.
     file.read_at(&mut vec![0; 16_384], 0).unwrap();
     let pins: Vec<_> = (0..).map_while(|n| file.pin(n << 16..(n + 1) << 16).ok()).collect();
-    file.read_at(&mut vec![0; 64 << 10], 1 << 30).map(drop).unwrap_or(());
-    file.get_many(&[1 << 20, 1 << 21]).map(drop).unwrap_or(());
+    // Whether they find memory does not matter here.
+    let _ = file.read_at(&mut vec![0; 64 << 10], 1 << 30);
+    let _ = file.get_many(&[1 << 20, 1 << 21]);
     assert_eq!(frames(), 0);
     drop(pins);
 }

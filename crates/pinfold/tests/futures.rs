@@ -644,7 +644,8 @@ fn a_source_that_hangs_keeps_nothing_from_the_futures_of_others() {
     hangs.set(Gate::Open);
 }
 
-/// It queues for its file's claims, and meanwhile a thread reads the page.
+/// It queues, as its file has enough on its way. When that has come, and before the future is
+/// polled again, a thread reads the page.
 #[test]
 fn a_future_that_queues_gets_what_others_have_read() {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
@@ -657,10 +658,16 @@ fn a_future_that_queues_gets_what_others_have_read() {
     many.truncate(64);
     let mut get = pin!(file.get_async(7));
     assert!(poll(get.as_mut(), Waker::noop()).is_pending());
-    drop(file.get(7).unwrap());
-    let got = drive(get).map(|folio| folio.map(drop));
     hangs.set(Gate::Open);
+    for mut future in many {
+        let got = drive(future.as_mut()).map(|folio| folio.map(drop));
+        assert!(matches!(got, Some(Ok(()))), "{got:?}");
+    }
+    drop(file.get(7).unwrap());
+    let misses = cache.stats().misses;
+    let got = drive(get).map(|folio| folio.map(drop));
     assert!(matches!(got, Some(Ok(()))), "{got:?}");
+    assert_eq!(cache.stats().misses, misses);
 }
 
 /// A waker that owns something.
@@ -955,7 +962,8 @@ fn a_future_that_has_returned_keeps_nothing() {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
     let source = Gated::new(Pattern::new(5, 0), 200);
     let slow = random(&cache, source.clone());
-    let mut buf = vec![0; 64 * PAGE as usize];
+    // With the page of `get` it is less than what one file may have on its way.
+    let mut buf = vec![0; 60 * PAGE as usize];
     let mut read = Box::pin(slow.read_at_async(&mut buf, 120 * PAGE));
     let mut get = Box::pin(slow.get_async(110));
     assert!(poll(read.as_mut(), Waker::noop()).is_pending());

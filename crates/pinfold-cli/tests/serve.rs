@@ -15,7 +15,7 @@
 mod ground;
 
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use pinfold::ClientMemory;
 use pinfold_cli::serve::guest::{Connection, Guest};
+use rustix::fs::{Mode, OFlags};
 
 use ground::*;
 
@@ -273,6 +274,8 @@ fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
     let connect = || UnixStream::connect(&server.socket).unwrap();
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     let (uffd, at) = two_pages();
+    let path = format!("/proc/self/fd/{}", uffd.as_raw_fd());
+    let path = rustix::fs::open(path, OFlags::PATH, Mode::empty()).unwrap();
     let one = mapping(at, P, 0, "");
     let cases: Vec<(String, Vec<&OwnedFd>, &str)> = vec![
         ("GET / HTTP/1.1\r\n".into(), vec![], "what came is not JSON"),
@@ -285,6 +288,18 @@ fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
         ("[]".into(), vec![&uffd], "0 mappings: there must be 1 to 1024"),
         (format!("[{one}]"), vec![], "came without a userfaultfd"),
         (format!("[{one}]"), vec![&null], "is no userfaultfd, but /dev/null"),
+        (format!("[{one}]"), vec![&path], "is no userfaultfd, but the path of one (O_PATH)"),
+        (format!("[[{at},4096,0]]"), vec![&uffd], "the mappings: invalid type: sequence"),
+        (
+            format!("[{}]", mapping(at, P, 0, r#","size":8192"#)),
+            vec![&uffd],
+            "duplicate field `size`",
+        ),
+        (
+            format!("[{}]", vec![one.clone(); 1025].join(",")),
+            vec![&uffd],
+            "1025 mappings: there must",
+        ),
         (format!("[{one}]"), vec![&uffd, &uffd], "several descriptors"),
         (format!("[{one}]"), vec![&uffd, &uffd, &uffd, &uffd, &uffd], "several descriptors"),
         (format!("[{one},{one}]"), vec![&uffd], "mapping 1 ("),

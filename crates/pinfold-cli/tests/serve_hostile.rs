@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
+use ground::slow_close::SlowClose;
 use ground::*;
 
 /// A socket whose last close waits for 600 seconds.
@@ -64,6 +65,41 @@ fn a_descriptor_whose_close_waits_makes_nobody_wait() {
 }
 
 #[test]
+fn a_file_each_close_of_which_waits_makes_nobody_wait() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let Some(slow) = SlowClose::mount() else { return };
+    let pid = Pid::from_raw(server.child.id().cast_signed()).unwrap();
+    let mappings = format!("[{}]", mapping(4096, P, 0, ""));
+    let streams = [(); 3].map(|()| UnixStream::connect(&server.socket).unwrap());
+    // While it stands still, it has them, and this process has none.
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    let file: OwnedFd = slow.open().into();
+    send(&streams[0], &mappings, &[&file]);
+    send(&streams[1], &mappings, &[&file, &file]);
+    send(&streams[2], "?", &[&file]);
+    drop(file);
+    slow.hold();
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    let told = [(); 3].map(|()| server.says("is not served any more")).concat();
+    for why in ["is no userfaultfd, but /", "several descriptors", "what came is not JSON"] {
+        assert!(told.contains(why), "{why}: {told}");
+    }
+    result(ground.restore(&["--order", "random"]));
+    // They wait.
+    for mut stream in &streams {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        stream.set_nonblocking(false).unwrap();
+    }
+    slow.let_go();
+    for stream in &streams {
+        assert_eq!(closed(stream), "");
+    }
+}
+
+#[test]
 fn lines_that_nobody_reads_end_nothing_and_make_nobody_wait() {
     let ground = Ground::new(4 * MIB);
     for keep in [false, true] {
@@ -101,6 +137,39 @@ fn lines_that_nobody_reads_end_nothing_and_make_nobody_wait() {
     result(ground.restore(&[]));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// A line of `/proc/PID/status`, in KiB.
+fn status_kib(pid: u32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.trim_matches(':').trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_message_takes_no_more_memory_than_its_text() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    result(ground.restore(&[]));
+    let pid = server.child.id();
+    let before = status_kib(pid, "VmHWM");
+    let many = |one: &str| vec![one; 250_000 / (one.len() + 1)].join(",");
+    for (message, why) in [
+        (format!("[{}]", many(r#"{"":0}"#)), " mappings: there must be 1 to 1024"),
+        (format!("[{}]", many("[]")), " mappings: there must be 1 to 1024"),
+        (format!("[[{}]]", many(r#"{"":0}"#)), "the mappings: invalid type: sequence"),
+        (format!(r#"{{"pinfold":1,"":[{}]}}"#, many("[]")), "missing field `want`"),
+        (format!(r#"{{"pinfold":1,{}}}"#, many(r#""":{}"#)), "missing field `want`"),
+    ] {
+        let stream = UnixStream::connect(&server.socket).unwrap();
+        (&stream).write_all(message.as_bytes()).unwrap();
+        let line = server.says("is not served any more");
+        assert!(line.contains(why), "{line}");
+        closed(&stream);
+    }
+    let grown = status_kib(pid, "VmHWM") - before;
+    assert!(grown < 4 << 10, "{grown} KiB");
+    result(ground.restore(&[]));
 }
 
 fn limit(pid: u32, which: Resource, most: u64) -> Rlimit {
@@ -192,9 +261,7 @@ fn who_gets_no_thread_is_told_and_the_others_go_on() {
     assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
     server.until("it is served", |stats| stats.clients == 1);
     // A thread of the connections before may have left its stack to the next one.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-    let kib: u64 = line.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    let kib = status_kib(pid, "VmSize");
     let before = limit(pid, Resource::As, (kib + 240) << 10);
     let mut kept = Vec::new();
     // Ends: a connection that stays has a stack.

@@ -61,7 +61,8 @@ struct Connection<'a> {
     messages: Messages,
     /// It was sent a descriptor of the memory.
     has_memory: bool,
-    descriptor: Option<OwnedFd>,
+    /// What it has sent, until it is served: one is wanted. All are closed after the end was told.
+    descriptors: Vec<OwnedFd>,
     /// It has said hello, and so reads what it is told.
     hears: bool,
     /// What is served, and this thread's duplicate of its userfaultfd: to close the last one waits
@@ -82,7 +83,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
         peer,
         messages,
         has_memory: false,
-        descriptor: None,
+        descriptors: Vec::new(),
         hears: false,
         client: None,
     };
@@ -101,7 +102,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
                 let _ = socket::send(it.peer.stream(), &reply.message(), None);
             }
         }
-        Ok(()) if it.messages.is_in_the_middle() || it.descriptor.is_some() => {
+        Ok(()) if it.messages.is_in_the_middle() || !it.descriptors.is_empty() => {
             lines.tell(format_args!("{name} has left in the middle of a message"));
         }
         Ok(()) if it.client.is_some() => lines.tell(format_args!("{name} has left")),
@@ -126,29 +127,28 @@ impl Connection<'_> {
                 Err(Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
             };
-            let Received { bytes, mut descriptors, left_out } = received;
+            let Received { bytes, descriptors, left_out } = received;
+            self.descriptors.extend(descriptors);
             if let Some(why) = self.peer.why_ended() {
                 return Err(why);
             }
             if bytes == 0 {
                 return Ok(());
             }
-            let count = descriptors.len() + usize::from(self.descriptor.is_some());
-            if count > 1 {
+            if self.descriptors.len() > 1 {
                 return Err("it has sent several descriptors, and one is wanted".to_owned());
             }
             if left_out {
                 return Err(NO_DESCRIPTORS.to_owned());
             }
-            self.descriptor = self.descriptor.take().or(descriptors.pop());
             self.messages.push(&buf[..bytes]);
             // Ends: each turn takes a message.
             while let Some(message) = self.messages.take()? {
-                self.hears |= protocol::is_from_a_listener(&message);
+                self.hears |= protocol::is_from_a_listener(message);
                 let request = protocol::request(message)?;
                 self.answer(request)?;
             }
-            if self.client.is_some() && self.descriptor.is_some() {
+            if self.client.is_some() && !self.descriptors.is_empty() {
                 return Err("it is served already, and sends a descriptor again".to_owned());
             }
         }
@@ -196,11 +196,12 @@ impl Connection<'_> {
                 if self.client.is_some() {
                     return Err("it is served already, and sends mappings again".to_owned());
                 }
-                let uffd = self.descriptor.take();
+                let uffd = self.descriptors.last();
                 let uffd = uffd.ok_or("its mappings came without a userfaultfd")?;
+                check(uffd)?;
                 let twin = uffd.try_clone().map_err(|_| NO_DESCRIPTORS)?;
                 let client = self.shared.asks.add(twin, mappings, self.peer.clone())?;
-                self.client = Some((client, uffd));
+                self.client = self.descriptors.pop().map(|uffd| (client, uffd));
                 self.peer.set_served();
                 if !self.hears {
                     return Ok(()); // Firecracker expects no answer
@@ -226,5 +227,23 @@ impl Connection<'_> {
             Errno::MFILE | Errno::NFILE => NO_DESCRIPTORS.to_owned(),
             why => format!("the memory cannot be opened: {why}"),
         })
+    }
+}
+
+/// Only a userfaultfd gets to the thread that serves faults. Each close of something else may wait,
+/// and not only the last one: a file system of the client's own is asked at each.
+///
+/// # Errors
+/// What it is instead.
+fn check(uffd: &OwnedFd) -> Result<(), String> {
+    let what = std::fs::read_link(format!("/proc/self/fd/{}", uffd.as_raw_fd()));
+    let what = what.map_err(|why| format!("its descriptor cannot be looked at: {why}"))?;
+    let is_path = rustix::fs::fcntl_getfl(uffd).is_ok_and(|flags| flags.contains(OFlags::PATH));
+    if what.as_os_str() != "anon_inode:[userfaultfd]" {
+        Err(format!("the descriptor is no userfaultfd, but {}", what.display()))
+    } else if is_path {
+        Err("the descriptor is no userfaultfd, but the path of one (O_PATH)".to_owned())
+    } else {
+        Ok(())
     }
 }

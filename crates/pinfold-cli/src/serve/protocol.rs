@@ -4,10 +4,14 @@
 //! sockets and descriptors (`socket.rs`), and whether a mapping can be served, which the library
 //! checks. `docs/serve.md` has the protocol for people.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use pinfold::source::SourceStats;
 use pinfold::{ClientMapping, ClientMemory, ClientsStats};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The protocol's version: the value of `pinfold` in a message.
 pub const VERSION: u64 = 1;
@@ -17,6 +21,9 @@ pub const MESSAGE_MAX_BYTES: usize = 256 << 10;
 
 /// The most levels of arrays and objects in a message.
 const DEPTH_MAX: usize = 64;
+
+/// The most mappings in a message, as the library says. More are not even made.
+const MAPPINGS_MAX: usize = 1024;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -67,6 +74,41 @@ fn is_private(kind: &Kind) -> bool {
 struct Hello {
     pinfold: u64,
     want: String,
+}
+
+/// Says whether a message has the key, whatever its value is.
+#[derive(Debug, Deserialize)]
+struct Greeting {
+    #[serde(default, deserialize_with = "is_there")]
+    pinfold: bool,
+}
+
+fn is_there<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(value).map(|_| true)
+}
+
+/// A struct whose fields have keys in the message, each at most once. Serde would also read it from
+/// an array, by the order of the fields.
+struct Keyed<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Keyed<T> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_map(Keys(PhantomData)).map(Keyed)
+    }
+}
+
+struct Keys<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Keys<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map))
+    }
 }
 
 /// What the server answers.
@@ -201,11 +243,12 @@ impl Messages {
         self.depth > 0
     }
 
-    /// The next message; `None` if more has to come.
+    /// The text of the next message, which is JSON; `None` if more has to come. Takes no memory but
+    /// what has come, and keeps none of it when all of it was taken.
     ///
     /// # Errors
     /// It is no message, or too long.
-    pub fn take(&mut self) -> Result<Option<Value>, String> {
+    pub fn take(&mut self) -> Result<Option<&str>, String> {
         while let Some(&byte) = self.bytes.get(self.at) {
             self.at += 1;
             if self.depth == 0 {
@@ -244,12 +287,17 @@ impl Messages {
             }
             if self.depth == 0 {
                 let message = &self.bytes[std::mem::replace(&mut self.start, self.at)..self.at];
-                let message = serde_json::from_slice(message);
-                return message.map(Some).map_err(|why| format!("what came is not JSON: {why}"));
+                let no_json = |why: &dyn fmt::Display| format!("what came is not JSON: {why}");
+                let message = std::str::from_utf8(message).map_err(|why| no_json(&why))?;
+                serde_json::from_str::<IgnoredAny>(message).map_err(|why| no_json(&why))?;
+                return Ok(Some(message));
             }
         }
         if self.bytes.len() - self.start > MESSAGE_MAX_BYTES {
             return Err(format!("a message has more than {MESSAGE_MAX_BYTES} bytes"));
+        }
+        if self.start == self.bytes.len() {
+            *self = Messages::default();
         }
         Ok(None)
     }
@@ -257,22 +305,30 @@ impl Messages {
 
 /// Whether the client reads answers, also that it was wrong. Firecracker does not; its messages have
 /// no such key.
-pub fn is_from_a_listener(message: &Value) -> bool {
-    message.get("pinfold").is_some()
+pub fn is_from_a_listener(message: &str) -> bool {
+    // Of an object it fails only if the key is there twice.
+    message.starts_with('{')
+        && serde_json::from_str(message).map_or(true, |Keyed(Greeting { pinfold })| pinfold)
 }
 
 /// What a message asks for.
 ///
 /// # Errors
 /// It cannot be understood.
-pub fn request(message: Value) -> Result<Request, String> {
-    if message.is_array() {
-        let mappings: Vec<Mapping> =
-            serde_json::from_value(message).map_err(|error| format!("the mappings: {error}"))?;
+pub fn request(message: &str) -> Result<Request, String> {
+    if message.starts_with('[') {
+        let wrong = |why: serde_json::Error| format!("the mappings: {why}");
+        // That takes no memory.
+        let count = serde_json::from_str::<Vec<IgnoredAny>>(message).map_err(wrong)?.len();
+        if count > MAPPINGS_MAX {
+            return Err(format!("{count} mappings: there must be 1 to {MAPPINGS_MAX}"));
+        }
+        let mappings: Vec<Keyed<Mapping>> = serde_json::from_str(message).map_err(wrong)?;
         let mappings: Result<_, String> = mappings.into_iter().enumerate().map(mapping).collect();
         return mappings.map(Request::Serve);
     }
-    let hello: Hello = serde_json::from_value(message).map_err(|error| error.to_string())?;
+    let Keyed(hello): Keyed<Hello> =
+        serde_json::from_str(message).map_err(|error| error.to_string())?;
     if hello.pinfold != VERSION {
         return Err(format!("version {} of the protocol: there is {VERSION}", hello.pinfold));
     }
@@ -283,7 +339,7 @@ pub fn request(message: Value) -> Result<Request, String> {
     }
 }
 
-fn mapping((n, mapping): (usize, Mapping)) -> Result<ClientMapping, String> {
+fn mapping((n, Keyed(mapping)): (usize, Keyed<Mapping>)) -> Result<ClientMapping, String> {
     let Mapping { base_host_virt_addr, size, offset, page_size, page_size_kib, memory } = mapping;
     let page_bytes = page_size.or(page_size_kib).unwrap_or(PAGE_BYTES);
     if page_bytes != PAGE_BYTES {
@@ -306,8 +362,8 @@ fn mapping((n, mapping): (usize, Mapping)) -> Result<ClientMapping, String> {
 ///
 /// # Errors
 /// It cannot be understood.
-pub fn reply(message: Value) -> Result<Reply, String> {
-    let reply: Reply = serde_json::from_value(message).map_err(|error| error.to_string())?;
+pub fn reply(message: &str) -> Result<Reply, String> {
+    let reply: Reply = serde_json::from_str(message).map_err(|error| error.to_string())?;
     if reply.pinfold != VERSION {
         return Err(format!("the server has version {} of the protocol", reply.pinfold));
     }
@@ -384,11 +440,10 @@ mod tests {
             for piece in all.chunks(piece) {
                 messages.push(piece);
                 while let Some(message) = messages.take().unwrap() {
-                    found.push(message);
+                    found.push(message.to_owned());
                 }
             }
-            let right = texts.map(|text| serde_json::from_str::<Value>(text).unwrap());
-            assert_eq!(found, right, "pieces of {piece}");
+            assert_eq!(found, texts, "pieces of {piece}");
             assert!(!messages.is_in_the_middle());
         }
     }
@@ -398,8 +453,26 @@ mod tests {
         let mut messages = Messages::default();
         for n in 0..MESSAGE_MAX_BYTES {
             messages.push(if n == 0 { b"[" } else { b" " });
-            assert_eq!((messages.take(), messages.at), (Ok(None), n + 1));
+            assert_eq!(messages.take(), Ok(None));
+            assert_eq!(messages.at, n + 1);
         }
+    }
+
+    #[test]
+    fn who_has_said_hello_reads_answers_whatever_else_was_said() {
+        let hellos = ["{\"pinfold\":null}", "{\"want\":[],\"pinfold\":{},\"pinfold\":1}"];
+        assert!(hellos.into_iter().all(is_from_a_listener));
+        let others = ["{}", "[\"pinfold\"]", "{\"a\":{\"pinfold\":1}}", "[{\"pinfold\":1}]"];
+        assert!(!others.into_iter().any(is_from_a_listener));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_was_taken() {
+        let mut messages = Messages::default();
+        messages.push(format!("[{}]", " ".repeat(MESSAGE_MAX_BYTES / 2)).as_bytes());
+        assert!(messages.take().unwrap().is_some());
+        assert_eq!(messages.take(), Ok(None));
+        assert_eq!(messages.bytes.capacity(), 0);
     }
 
     #[test]
@@ -413,6 +486,12 @@ mod tests {
             (r#"{"pinfold":2,"want":"memory"}"#, "version 2 of the protocol: there is 1"),
             (r#"{"pinfold":1,"want":"all"}"#, "what is wanted is neither \"memory\" nor"),
             ("[1]", "the mappings: invalid type"),
+            ("[[4096,4096,0]]", "the mappings: invalid type: sequence, expected an object"),
+            (r#"{"pinfold":1,"pinfold":1,"want":"memory"}"#, "duplicate field `pinfold`"),
+            (
+                r#"[{"base_host_virt_addr":4096,"size":4096,"size":8192,"offset":0}]"#,
+                "the mappings: duplicate field `size`",
+            ),
             (
                 r#"[{"base_host_virt_addr":-4096,"size":4096,"offset":0}]"#,
                 "the mappings: invalid value: integer `-4096`",
@@ -434,6 +513,8 @@ mod tests {
             let error = parsed(text).unwrap_err();
             assert!(error.starts_with(why), "{text}: {error}");
         }
+        let many = format!("[{}0]", "0,".repeat(1024));
+        assert_eq!(parsed(&many).unwrap_err(), "1025 mappings: there must be 1 to 1024");
         let endless = format!("[{}", " ".repeat(MESSAGE_MAX_BYTES));
         assert_eq!(parsed(&endless).unwrap_err(), "a message has more than 262144 bytes");
         let deep = "[".repeat(100_000);

@@ -27,7 +27,7 @@ use self::tree::Tree;
 const FLOORS: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
 
 /// Crates in which types may share a name.
-const HOMONYMS: [&str; 1] = ["crates/pinfold-cli"];
+const HOMONYMS: [&str; 2] = ["crates/pinfold-cli", "kernel/lab"];
 
 /// Files whose types stand in for those of the same names: std's locks, where no model runs.
 const STAND_INS: [&str; 1] = ["crates/pinfold/src/base/sync/locks.rs"];
@@ -50,7 +50,7 @@ const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main
 /// What only tests and models have (a cfg that needs `test`, `loom` or `shuttle`) is left out.
 ///
 /// No two types, traits or aliases of a crate have the same name. Left out are programs that are
-/// made of many small ones: crates/pinfold-cli, whose benchmarks know nothing of each other.
+/// made of many small ones: crates/pinfold-cli and kernel/lab, whose benchmarks and tests know nothing of each other.
 ///
 /// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
 /// crate's root has one of its own files. Each module stands in a row, and imports only from rows

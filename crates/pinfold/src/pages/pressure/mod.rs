@@ -219,7 +219,9 @@ impl Pressure {
         direct_pages: u32,
     ) -> Self {
         let base = Pressure { on_its_way_least: frames, ..Pressure::new(frames, Order::MAX) };
-        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
+        // A quarter of a whole cache's few frames is one: here it is half, for a batch's groups.
+        let on_its_way_max = if cfg!(shuttle) { frames } else { base.on_its_way_max };
+        Pressure { low_frames, high_frames, order_max, direct_pages, on_its_way_max, ..base }
     }
 
     /// Counts a folio of `order` as on its way, of a file that has `of_file`; false if that has

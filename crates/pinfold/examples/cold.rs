@@ -61,7 +61,7 @@ impl Args {
 enum Way {
     /// pread(2), through the kernel's page cache, by threads.
     Pread,
-    /// The same by an asynchronous runtime's blocking threads.
+    /// pread(2) by an asynchronous runtime's blocking threads.
     SpawnBlocking,
     ReadAt(Budget),
     /// Page by page, in place.
@@ -109,7 +109,7 @@ where
     })
 }
 
-/// The same in a task for each column.
+/// Reads each column in a task of its own.
 fn by_tasks<R, F>(args: &Args, reader: impl Fn() -> R) -> Outcome<()>
 where
     R: Fn(u64, usize) -> F + Send + Sync + 'static,

@@ -50,7 +50,8 @@ const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main
 /// What only tests and models have (a cfg that needs `test`, `loom` or `shuttle`) is left out.
 ///
 /// No two types, traits or aliases of a crate have the same name. Left out are programs that are
-/// made of many small ones: crates/pinfold-cli and kernel/lab, whose benchmarks and tests know nothing of each other.
+/// made of many small ones: crates/pinfold-cli and kernel/lab, whose benchmarks and tests know nothing
+/// of each other.
 ///
 /// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
 /// crate's root has one of its own files. Each module stands in a row, and imports only from rows

@@ -70,7 +70,7 @@ impl Ground {
         self.serve_by(pinfold("serve"), args)
     }
 
-    /// The same, by a command that may be prepared.
+    /// A server by this command; it listens.
     pub fn serve_by(&self, mut server: Command, args: &[&str]) -> Server {
         server.arg(self.snapshot()).arg("--socket").arg(self.socket()).args(args);
         let mut child = server.stderr(Stdio::piped()).spawn().unwrap();

@@ -80,8 +80,8 @@ fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
     fits.or_else(|| in_a_source().then_some(Order::MIN))
 }
 
-/// The same for a thread, which waits as long as its file has enough on its way. `None`: another
-/// thread was faster with `page`.
+/// Counts the first folio of a thread as on its way, as [`begin`] does; the thread waits as long as
+/// its file has enough on its way. `None`: another thread was faster with `page`.
 fn turn(reader: &Handle, page: u64, wish: Order) -> Result<Option<Order>> {
     if let Some(begun) = begin(reader, wish, true) {
         return Ok(Some(begun));
@@ -153,8 +153,8 @@ fn insert(
     outcome
 }
 
-/// Step 2 for many folios, for which there is memory by [`allocate`], under one hold of the mutex, as far as there is memory for the index:
-/// those that are in the index now. The others are given back.
+/// Step 2 for many folios that [`allocate`] has made, under one hold of the mutex, as far as there is
+/// memory for the index. Returns those that are in the index now; the others are given back.
 pub(crate) fn insert_all(
     reader: &Handle,
     folios: impl Iterator<Item = (u64, Order, FrameNumber)> + Clone,

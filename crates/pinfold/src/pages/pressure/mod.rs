@@ -64,8 +64,8 @@ pub(crate) enum Need {
     Nobody,
     /// A thread or a future, for its first page.
     First,
-    /// The same in a call of a source: a fill that is under way waits for it. It must not wait for
-    /// that fill, and there are no more of such threads than fills.
+    /// A thread within a call of a source, for its first page. A fill that is under way waits for
+    /// this thread, so the thread must not wait for a fill; there are no more of them than fills.
     InASource,
 }
 

@@ -240,8 +240,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// [`is_over`](Self::is_over) for lent memory: threads that get some take turns, and a mapped access that came
-    /// late has its turn yet. An error would be a signal.
+    /// [`is_over`](Self::is_over) for lent memory: threads that get some take turns, and a mapped
+    /// access that came late has its turn yet. An error would be a signal.
     fn is_over_for_lent(&mut self, core: &Core) -> bool {
         // Relaxed: a count.
         let lent = core.pressure.lent.load(Ordering::Relaxed);
@@ -249,8 +249,9 @@ impl Patience {
         self.has_lasted(core, lent != before)
     }
 
-    /// The same for a future, or for a thread that waits for its own file. If it waits for a worker,
-    /// or for what its own file has on its way, what is read of other files is of no use to it.
+    /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file. If it
+    /// waits for a worker, or for what its own file has on its way, what is read of other files is of
+    /// no use to it.
     pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         if why != Refused::OwnFile {
             return self.is_over(core);
@@ -261,8 +262,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// The same for a copy. It does not begin anew: what it waits for is the end of other copies, or
-    /// of guards, and no read brings that about.
+    /// [`is_over`](Self::is_over) for a copy, whose time does not begin anew: it waits for the end of
+    /// other copies, or of guards, and no read brings that about.
     #[cfg(not(loom))]
     pub(crate) fn is_over_for_copy(&mut self, core: &Core) -> bool {
         self.has_lasted(core, false)

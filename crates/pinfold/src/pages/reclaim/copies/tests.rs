@@ -27,7 +27,7 @@ fn among_movable(copied: &Copied) -> u32 {
     orders.filter(|&order| order < Order::MAX).map(Order::frames).sum()
 }
 
-/// The same of a copy inside, of so many pages.
+/// Such pages of a copy within the arena, of so many pages.
 fn inside(pages: usize) -> u32 {
     let (cache, file) = cache();
     let copied = copy(&cache, &file, pages);
@@ -44,7 +44,7 @@ fn what_is_left_of_a_run_makes_it_one_for_what_stays() {
     assert_eq!(mutated, 300, "the mutant does nothing");
 }
 
-/// The same of a copy outside, where guards lie in all runs.
+/// Such pages of a copy outside of the arena, where guards lie in all runs.
 fn outside() -> u32 {
     let (cache, file) = cache();
     file.advise(0..32 << 20, Hint::Random).unwrap();

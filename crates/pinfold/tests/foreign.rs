@@ -232,6 +232,14 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     }
 }
 
+/// Changes a byte in the middle of a file of 1,000,000 bytes, appends to it, and does so to `now`.
+fn change_and_append(file: &fs::File, now: &mut Vec<u8>) {
+    file.write_all_at(b"b", 500_000).unwrap();
+    file.write_all_at(b"more", 1_000_000).unwrap();
+    now[500_000] = b'b';
+    now.extend(b"more");
+}
+
 /// A refresh compares a part of what is cached with a file that has grown; an open trusts none of it.
 #[test]
 fn an_open_does_not_trust_that_a_file_has_only_grown() {
@@ -244,10 +252,7 @@ fn an_open_does_not_trust_that_a_file_has_only_grown() {
             let file = ground.open(&path);
             check(&file, &now);
             let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
-            other.write_all_at(b"b", 500_000).unwrap();
-            other.write_all_at(b"more", 1_000_000).unwrap();
-            now[500_000] = b'b';
-            now.extend(b"more");
+            change_and_append(&other, &mut now);
             // Times that are settled, on any kernel.
             tick(&path);
             assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
@@ -342,10 +347,7 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
             let file = ground.open(&path);
             check(&file, &now);
             let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
-            other.write_all_at(b"b", 500_000).unwrap();
-            other.write_all_at(b"more", 1_000_000).unwrap();
-            now[500_000] = b'b';
-            now.extend(b"more");
+            change_and_append(&other, &mut now);
             tick(&path);
             if told {
                 assert_eq!(file.refresh().unwrap().changed, Changed::Grown);

@@ -100,7 +100,10 @@ mod tests {
             let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
             let of_mount =
                 |line: &&str| line.split(' ').next() == Some(&stat.stx_mnt_id.to_string());
-            let line = table.lines().find(of_mount).unwrap();
+            let Some(line) = table.lines().find(of_mount) else {
+                println!("not tested: the file lies in a mount outside of this process's root");
+                continue;
+            };
             let name = line.split(" - ").nth(1).unwrap().split(' ').next().unwrap();
             let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, MOUNT).unwrap();
             let Some(number) = mount(&stat) else {

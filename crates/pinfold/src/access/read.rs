@@ -210,12 +210,15 @@ impl Handle {
     }
 }
 
-/// Notes a read of so many bytes from that byte of the folio on. Out of line: a folio that is read
-/// all the time, in all parts, does not get here.
-#[cold]
-#[inline(never)]
+/// Notes a read of so many bytes from that byte of the folio on, unless the thread read these pages
+/// last.
+#[inline(always)]
 fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
-    frame.note_use(handle.counters().shard().comes_to(head.0), at, bytes);
+    // At least a byte, or nothing was read.
+    let pages = (at >> PAGE_SHIFT) as u16..=((at + bytes.max(1) - 1) >> PAGE_SHIFT) as u16;
+    if let Some(came) = handle.counters().shard().comes_to(head.0, pages) {
+        frame.note_use(came, at, bytes);
+    }
 }
 
 /// Counts why a short read failed. Out of line, and one function per reason: a reason that is an

@@ -4,9 +4,10 @@
 
 use std::cell::Cell;
 use std::num::NonZero;
+use std::ops::RangeInclusive;
 // Not from `crate::base::sync`: no protocol depends on a counter, and a model checker would explore every
 // value.
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::fork;
 
@@ -62,8 +63,9 @@ const EVENTS: usize = Event::Migration as usize + 1;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    /// The head that this thread read last: reading on in that folio is not a further use.
-    last_head: AtomicU32,
+    /// The head that this thread read last, and the pages of its folio from which and to which:
+    /// reading on in that folio is not a further use.
+    last: AtomicU64,
     reads: [AtomicU64; BITS],
     events: [AtomicU64; EVENTS],
 }
@@ -71,7 +73,7 @@ pub(crate) struct Shard {
 impl Shard {
     fn new() -> Self {
         Shard {
-            last_head: AtomicU32::new(u32::MAX),
+            last: AtomicU64::new(u64::MAX),
             reads: [const { AtomicU64::new(0) }; BITS],
             events: [const { AtomicU64::new(0) }; EVENTS],
         }
@@ -89,16 +91,19 @@ impl Shard {
         add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], n);
     }
 
-    /// Whether the thread read another folio than `head` last. Of a shard that threads share: one
-    /// of them.
+    /// Whether the thread comes to the folio of `head` from another one. `None` if what it read last
+    /// were these very pages of it, which are numbered from the folio's first. Of a shard that
+    /// threads share: one of them.
     #[inline(always)]
-    pub(crate) fn comes_to(&self, head: u32) -> bool {
+    pub(crate) fn comes_to(&self, head: u32, pages: RangeInclusive<u16>) -> Option<bool> {
+        let now = u64::from(head) << 32 | u64::from(*pages.start()) << 16 | u64::from(*pages.end());
         // Relaxed, both: it orders nothing. A wrong answer changes a use count by one.
-        if self.last_head.load(Ordering::Relaxed) == head {
-            return false;
+        let last = self.last.load(Ordering::Relaxed);
+        if last == now {
+            return None;
         }
-        self.last_head.store(head, Ordering::Relaxed);
-        true
+        self.last.store(now, Ordering::Relaxed);
+        Some(last >> 32 != u64::from(head))
     }
 }
 

@@ -82,6 +82,28 @@ impl Frame {
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {
+        if !self.is_noted(came, at, bytes) {
+            self.note_news(came, at, bytes);
+        }
+    }
+
+    /// Whether the entry says already what this read would add: so it is of a thread that reads on
+    /// in a page, and of a folio whose hot parts are known.
+    #[inline]
+    fn is_noted(&self, came: bool, at: usize, bytes: usize) -> bool {
+        // Relaxed, both: hints.
+        let uses = self.uses.load(Ordering::Relaxed);
+        if uses & FRESH != 0 || came && uses & USES_MAX < USES_MAX {
+            return false;
+        }
+        if uses & (FIRST | USES_MAX) == 0 {
+            return true;
+        }
+        let bits = parts_of(self.order(), at, bytes);
+        self.touched.load(Ordering::Relaxed) & bits == bits
+    }
+
+    fn note_news(&self, came: bool, at: usize, bytes: usize) {
         let (old, order) = (self.uses.load(Ordering::Relaxed), self.order());
         let touched = self.touched.load(Ordering::Relaxed);
         let bits = parts_of(order, at, bytes);
@@ -162,6 +184,7 @@ impl Frame {
 }
 
 /// The bits of the parts in which `bytes` bytes from `at` of a folio on are. Of one page: none.
+#[inline]
 fn parts_of(order: Order, at: usize, bytes: usize) -> u64 {
     if order == Order::MIN {
         return 0;

@@ -30,7 +30,7 @@ use crate::access::found::{Found, HoldablePage, ReadaheadMark};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{ErrorKind, Result};
-use crate::frames::{PAGE_BYTES, PAGE_SHIFT, predicted};
+use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
 use crate::pages::handle::Handle;
@@ -134,7 +134,7 @@ impl Handle {
             return None;
         }
         if !used_most {
-            frame.note_use(self.counters().shard().comes_to(head.0), at as usize, PAGE_BYTES);
+            note_use(self, frame, head, at as usize);
         }
         let bytes = predicted(from, at as usize, 0);
         // Not negative: the folio has at least one byte of the page, as it was found.
@@ -226,7 +226,7 @@ impl<'a> FolioRef<'a> {
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
         if !frame.is_used_most() {
-            frame.note_use(handle.counters().shard().comes_to(head.0), at, PAGE_BYTES);
+            note_use(handle, frame, head, at);
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);
@@ -315,6 +315,15 @@ impl<'a> FolioRef<'a> {
     /// fence and one load.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
+    }
+}
+
+/// Notes a use of the page at that byte of the folio.
+#[inline(always)]
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, at: usize) {
+    let page = (at >> PAGE_SHIFT) as u16;
+    if let Some(came) = handle.counters().shard().comes_to(head.0, page..=page) {
+        frame.note_use(came, at, PAGE_BYTES);
     }
 }
 

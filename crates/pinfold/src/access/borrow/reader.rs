@@ -83,8 +83,8 @@ pub struct Reader {
     seat: ReaderSeat,
     /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
     unfenced_address: usize,
-    /// The folio borrowed last: borrowing from it again is not a further use.
-    last_head: Cell<u32>,
+    /// The head and the page borrowed last: borrowing from that folio again is not a further use.
+    last: Cell<(u32, u32)>,
     /// One per slot.
     states: [GuardState; SLOTS],
     /// More of both, for large batches.
@@ -165,9 +165,9 @@ impl Reader {
     pub(crate) fn new(seat: ReaderSeat) -> Self {
         let states = states_of(&seat);
         let unfenced_address = seat.unfenced_address();
-        let last_head = Cell::new(u32::MAX);
+        let last = Cell::new((u32::MAX, 0));
         let further = [const { OnceCell::new() }; SEATS_FURTHER];
-        Reader { seat, unfenced_address, last_head, states, further, stays: PhantomData }
+        Reader { seat, unfenced_address, last, states, further, stays: PhantomData }
     }
 
     /// Whether it is a reader of the cache that has these `readers`.
@@ -243,10 +243,10 @@ impl Reader {
         }
     }
 
-    /// Notes a borrow of the folio's `page`.
+    /// Notes a borrow of the folio's `page`, unless this reader borrowed that page last.
     #[inline(always)]
     pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber, page: u64) {
-        if !frame.is_used_most() {
+        if !frame.is_used_most() && self.last.get() != (head.0, page as u32) {
             self.come_to(frame, head, page);
         }
     }
@@ -255,7 +255,7 @@ impl Reader {
     #[cold]
     #[inline(never)]
     fn come_to(&self, frame: &Frame, head: FrameNumber, page: u64) {
-        let came = self.last_head.replace(head.0) != head.0;
+        let came = self.last.replace((head.0, page as u32)).0 != head.0;
         // Of the folio that is there now, if it is another one: then any number will do.
         let at = (page << PAGE_SHIFT).wrapping_sub(frame.start_now());
         frame.note_use(came, at as usize, PAGE_BYTES);

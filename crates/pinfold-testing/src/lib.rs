@@ -30,5 +30,6 @@ pub mod faulty;
 pub mod pattern;
 pub mod queue;
 pub mod script;
+#[cfg(feature = "stress")]
 pub mod stress;
 pub mod waker;

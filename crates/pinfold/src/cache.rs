@@ -12,10 +12,10 @@ use crate::file::File;
 use crate::file::refresh;
 use crate::frames::{self, Frames, PAGE_BYTES};
 use crate::index::NodePool;
-use crate::mapped::swap::{Swap, SwapStats};
 use crate::options::{self, FileOptions, Options};
 use crate::pages::core::Core;
 use crate::pages::mapping::{Mapping, ask_len, check_len};
+use crate::pages::outside::Outside;
 use crate::pages::pressure::Pressure;
 use crate::pages::reclaim;
 use crate::source::{
@@ -150,20 +150,11 @@ impl Cache {
         let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let mut core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
-        if let Some((place, bytes)) = &core.options.swap {
-            let swap = Swap::new(place, *bytes, &core.engine);
-            let refused = |cause| {
-                let dir = place.dir().map(PathBuf::from);
-                ErrorKind::SwapFile { dir, bytes: *bytes, cause: Arc::new(cause) }
-            };
-            core.swap = Some(swap.map_err(refused)?);
-        }
+        core.mapped.open(&core.options, &core.engine)?;
         let core = Arc::new(core);
         core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
-        if core.swap.is_some() {
-            reclaim::writers::start(&core)?;
-        }
+        core.start()?;
         Ok(Cache { core })
     }
 
@@ -276,7 +267,7 @@ impl Cache {
         self.file(path, identity, backing)
     }
 
-    fn file(
+    pub(crate) fn file(
         &self,
         path: PathBuf,
         identity: Option<source::FileIdentity>,
@@ -307,18 +298,6 @@ impl Cache {
         // This is the outdated mapping's only handle: dropping it drops the pages.
         drop(outdated.map(|mapping| File::new(self.core.clone(), mapping)));
         Ok(mapping)
-    }
-
-    /// What has happened to the swap so far. `None` if the cache has none, and in a forked child.
-    pub fn swap_stats(&self) -> Option<SwapStats> {
-        self.core.check_owner().ok()?;
-        self.core.swap.as_ref().map(Swap::stats)
-    }
-
-    /// A mapping of `bytes` bytes for memory of the program's own; nothing can be read from it.
-    pub(crate) fn own_memory(&self, name: &str, bytes: u64) -> Result<File> {
-        let backing = Backing::new(Arc::new(Nowhere(bytes)), self.core.engine.clone());
-        self.file(PathBuf::from(name), None, backing)
     }
 
     /// What spaces use.
@@ -418,7 +397,7 @@ impl Cache {
         let metadata_bytes = reclaim::metadata_bytes(core);
         let budget_bytes = u64::from(frames.total_frames) * page;
         let free_bytes =
-            u64::from(frames.free_frames + frames.free_lent + frames.held_frames) * page;
+            u64::from(frames.free_frames + frames.free_hollow + frames.held_frames) * page;
         let kept = core.mappings.kept();
         let ended = sum(Event::FillEnded);
         let readahead_dropped = sum(Event::ReadaheadDropped);
@@ -456,24 +435,6 @@ impl Cache {
             huge_pages: core.frames.huge_pages_advised(),
             files: kept.files,
         }
-    }
-}
-
-/// The source of own memory, whose length it says. It is never read.
-#[derive(Debug)]
-struct Nowhere(u64);
-
-impl Source for Nowhere {
-    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
-        Err(std::io::Error::other("own memory is not read from a source"))
-    }
-
-    fn len_bytes(&self) -> std::io::Result<u64> {
-        Ok(self.0)
-    }
-
-    fn kind(&self) -> std::borrow::Cow<'static, str> {
-        "own memory".into()
     }
 }
 

@@ -277,7 +277,9 @@
 //!
 //! # Features
 //!
-//! `testing` adds what only tests, benchmarks and comparisons need; each such item says so.
+//! - `map`, on by default: [`Space`], maps and own memory. Without it, a program has nothing of that.
+//! - `serve`, on by default: [`Clients`], memory of other processes. It needs `map`.
+//! - `testing` adds what only tests, benchmarks and comparisons need; each such item says so.
 
 // Where tests live: what the public interface shows, in `crates/pinfold/tests`, made of what is in
 // `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols,
@@ -300,7 +302,12 @@ mod error;
 mod file;
 mod frames;
 mod index;
+#[cfg(feature = "map")]
 mod map;
+#[cfg(feature = "map")]
+mod mapped;
+#[cfg(not(feature = "map"))]
+#[path = "mapped/none.rs"]
 mod mapped;
 #[cfg(all(test, loom))]
 mod models;
@@ -337,13 +344,15 @@ pub use file::owned::OwnedBytes;
 pub use file::reading::FileReader;
 #[cfg(not(loom))]
 pub use file::refresh::{Changed, Refreshed};
-#[cfg(not(loom))]
+#[cfg(all(feature = "serve", not(loom)))]
 pub use map::clients::{
     ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
 };
-#[cfg(not(loom))]
+#[cfg(all(feature = "map", not(loom)))]
 pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space, SpaceOptions};
+#[cfg(feature = "map")]
 pub use map::space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
+#[cfg(feature = "map")]
 pub use mapped::swap::SwapStats;
 #[cfg(feature = "testing")]
 pub use options::Reference;

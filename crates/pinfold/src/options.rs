@@ -1,12 +1,16 @@
 //! Options of a cache and of a file.
 
-use std::path::{Path, PathBuf};
+#[cfg(feature = "map")]
+use std::path::PathBuf;
+#[cfg(feature = "map")]
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::barrier::Barrier;
 use crate::frames::{Order, PAGE_BYTES};
-use crate::source::{Preference, Source};
+use crate::source::Preference;
+#[cfg(feature = "map")]
+use crate::source::Source;
 
 /// The largest folio that there can be, in bytes.
 pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
@@ -23,8 +27,9 @@ pub struct Options {
     pub(crate) io_uring: bool,
     pub(crate) track_pins: bool,
     pub(crate) pin_in_place: bool,
-    /// Where own memory goes that is paged out, and how many bytes of it.
-    pub(crate) swap: Option<(SwapPlace, u64)>,
+    /// And how many bytes of it, at most.
+    #[cfg(feature = "map")]
+    pub(crate) paged_out_to: Option<(PagedOutTo, u64)>,
     /// How long a reader waits for others to let go of memory. Tests have less.
     pub(crate) patience: Duration,
 }
@@ -35,7 +40,7 @@ pub struct Options {
 pub enum Reference {
     /// One atomic add, on the word that has the frozen bit.
     Add,
-    /// A load and a compare-and-swap loop on the same word.
+    /// A load and a loop of compare-exchanges on the same word.
     #[cfg(feature = "testing")]
     CasLoop,
 }
@@ -75,7 +80,8 @@ impl Options {
             io_uring: true,
             track_pins: false,
             pin_in_place: false,
-            swap: None,
+            #[cfg(feature = "map")]
+            paged_out_to: None,
             patience: crate::base::sizes::PATIENCE,
         }
     }
@@ -160,34 +166,6 @@ impl Options {
         self
     }
 
-    /// Gives the cache a swap of `bytes` bytes, rounded down to whole pages: where [own
-    /// memory](crate::Space::map_anon) goes when its pages leave the budget. It is a file without a
-    /// name in `dir`, whose blocks are allocated by [`Cache::new`](crate::Cache::new) where the
-    /// file system can do that; it is read and written by direct I/O where the file system can do
-    /// that. It ends with the cache. An empty path is the current directory.
-    ///
-    /// [`Cache::new`](crate::Cache::new) fails with
-    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile) if the file cannot be made, or if
-    /// `bytes` is less than a page, 4096, or above the process's limit for files (`ulimit -f`). If
-    /// that limit is set later, writes beyond it fail, and are counted
-    /// ([`SwapStats::write_errors`](crate::SwapStats::write_errors)).
-    ///
-    /// None by default: then own memory stays in the budget.
-    #[must_use]
-    pub fn swap(mut self, dir: impl Into<PathBuf>, bytes: u64) -> Self {
-        self.swap = Some((SwapPlace::Dir(dir.into()), bytes));
-        self
-    }
-
-    /// The swap is a source of the program's own, which is written to and read from its start up to
-    /// `bytes`. Several threads do so at once. Nothing is synced, and nothing is expected to be there
-    /// before.
-    #[must_use]
-    pub fn swap_source(mut self, source: Arc<dyn Source>, bytes: u64) -> Self {
-        self.swap = Some((SwapPlace::Source(source), bytes));
-        self
-    }
-
     /// How readers that need a reference take it. [`Reference::Add`] by default. Feature `testing`:
     /// for comparisons only.
     #[cfg(feature = "testing")]
@@ -220,21 +198,12 @@ impl FileOptions {
     }
 }
 
-/// Where a cache's swap is to be.
+/// Where memory of the program's own goes that leaves the budget.
+#[cfg(feature = "map")]
 #[derive(Debug, Clone)]
-pub(crate) enum SwapPlace {
-    /// A file without a name in this directory.
+pub(crate) enum PagedOutTo {
+    /// To a file without a name in this directory.
     Dir(PathBuf),
-    /// In a source of the program's own.
+    /// To a source of the program's own.
     Source(Arc<dyn Source>),
-}
-
-impl SwapPlace {
-    /// The directory, if it is one.
-    pub(crate) fn dir(&self) -> Option<&Path> {
-        match self {
-            SwapPlace::Dir(dir) => Some(dir),
-            SwapPlace::Source(_) => None,
-        }
-    }
 }

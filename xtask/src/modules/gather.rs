@@ -1,7 +1,7 @@
 //! Reads a crate's files into a [`Tree`].
 //!
 //! Code for tests and models only is left out: items, statements and fields under a `cfg` that
-//! needs `test`, `loom` or `shuttle`.
+//! needs `test`, `loom` or `shuttle`, or a feature that is off.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,13 +10,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Meta, Token, UseTree, Visibility};
 
 use super::tree::{Bound, Import, Mention, Methods, Tree, Type};
 
 /// Reads the crates whose roots, a library's and a program's, are these files of the folder `src`.
-pub(super) fn read(src: &Path, roots: &[&str]) -> Result<Vec<Tree>> {
+/// Each feature of `features` is on or off; all others may be either.
+pub(super) fn read(src: &Path, roots: &[&str], features: &Features<'_>) -> Result<Vec<Tree>> {
     let mut trees = Vec::new();
     let (mut files, mut left_out) = (HashSet::new(), HashSet::new());
     for root in roots {
@@ -24,6 +26,7 @@ pub(super) fn read(src: &Path, roots: &[&str]) -> Result<Vec<Tree>> {
         let here = tree.add("crate", None, Some(PathBuf::from(root)));
         let mut reader = Reader {
             src,
+            features,
             tree,
             here,
             children: PathBuf::new(),
@@ -76,8 +79,12 @@ fn forgotten(
     Ok(())
 }
 
+/// Names of features, and whether each is on.
+pub(super) type Features<'a> = [(&'a str, bool)];
+
 struct Reader<'a> {
     src: &'a Path,
+    features: &'a Features<'a>,
     tree: Tree,
     /// The module whose code is being read, and the folder of its children's files.
     here: usize,
@@ -96,11 +103,14 @@ impl Reader<'_> {
         let path = self.src.join(file);
         let parsed = fs::read_to_string(&path)
             .map_err(anyhow::Error::from)
-            .and_then(|text| Ok(syn::parse_file(&text)?))
+            .and_then(|text| Ok((syn::parse_file(&text)?, text)))
             .with_context(|| format!("{}: can't be read as Rust", path.display()));
         match parsed {
-            Ok(parsed) if is_left_out(&parsed.attrs) => {}
-            Ok(parsed) => self.visit_file(&parsed),
+            Ok((parsed, _)) if self.is_left_out(&parsed.attrs) => {}
+            Ok((parsed, text)) => {
+                self.tree.modules[self.here].text = text;
+                self.visit_file(&parsed);
+            }
             Err(error) => self.failed = self.failed.take().or(Some(error)),
         }
     }
@@ -237,6 +247,22 @@ impl Reader<'_> {
         }
     }
 
+    fn is_left_out(&self, attributes: &[Attribute]) -> bool {
+        is_left_out(attributes, self.features)
+    }
+
+    /// Whether what has these attributes is left out. Then its lines are, too.
+    fn leaves_out(&mut self, attributes: &[Attribute], what: &impl Spanned) -> bool {
+        let is_out = self.is_left_out(attributes);
+        if is_out {
+            let span = what.span();
+            let owner = self.tree.modules[self.here].owner;
+            let lines = span.start().line..=span.end().line;
+            self.tree.modules[owner].left_out.push(lines);
+        }
+        is_out
+    }
+
     fn methods(&mut self, of: Option<Vec<String>>, names: Vec<String>) {
         self.tree.modules[self.here].methods.push(Methods { of, names });
     }
@@ -245,10 +271,12 @@ impl Reader<'_> {
 impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_item(&mut self, item: &'ast Item) {
         let (attributes, name) = parts(item);
-        if is_left_out(attributes) {
+        if self.leaves_out(attributes, item) {
             if let Item::Mod(module) = item {
                 let file = self.file_of(&module.attrs, &module.ident.to_string());
-                self.left_out.insert(self.children.join(module.ident.to_string()));
+                if !module.attrs.iter().any(|it| it.path().is_ident("path")) {
+                    self.left_out.insert(self.children.join(module.ident.to_string()));
+                }
                 self.left_out.insert(file.with_extension(""));
             }
             return;
@@ -268,7 +296,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
                     _ => None,
                 };
                 let functions = item.items.iter().filter_map(|item| match item {
-                    syn::ImplItem::Fn(function) if !is_left_out(&function.attrs) => {
+                    syn::ImplItem::Fn(function) if !self.is_left_out(&function.attrs) => {
                         Some(function.sig.ident.to_string())
                     }
                     _ => None,
@@ -302,55 +330,55 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             syn::ImplItem::Macro(i) => &i.attrs,
             _ => return visit::visit_impl_item(self, item),
         };
-        if !is_left_out(attributes) {
+        if !self.leaves_out(attributes, item) {
             visit::visit_impl_item(self, item);
         }
     }
 
     fn visit_field(&mut self, field: &'ast syn::Field) {
-        if !is_left_out(&field.attrs) {
+        if !self.leaves_out(&field.attrs, field) {
             visit::visit_field(self, field);
         }
     }
 
     fn visit_field_value(&mut self, field: &'ast syn::FieldValue) {
-        if !is_left_out(&field.attrs) {
+        if !self.leaves_out(&field.attrs, field) {
             visit::visit_field_value(self, field);
         }
     }
 
     fn visit_arm(&mut self, arm: &'ast syn::Arm) {
-        if !is_left_out(&arm.attrs) {
+        if !self.leaves_out(&arm.attrs, arm) {
             visit::visit_arm(self, arm);
         }
     }
 
     fn visit_local(&mut self, local: &'ast syn::Local) {
-        if !is_left_out(&local.attrs) {
+        if !self.leaves_out(&local.attrs, local) {
             visit::visit_local(self, local);
         }
     }
 
     fn visit_expr_block(&mut self, block: &'ast syn::ExprBlock) {
-        if !is_left_out(&block.attrs) {
+        if !self.leaves_out(&block.attrs, block) {
             visit::visit_expr_block(self, block);
         }
     }
 
     fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
-        if !is_left_out(&call.attrs) {
+        if !self.leaves_out(&call.attrs, call) {
             visit::visit_expr_call(self, call);
         }
     }
 
     fn visit_stmt_macro(&mut self, statement: &'ast syn::StmtMacro) {
-        if !is_left_out(&statement.attrs) {
+        if !self.leaves_out(&statement.attrs, statement) {
             visit::visit_stmt_macro(self, statement);
         }
     }
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
-        if !is_left_out(&call.attrs) {
+        if !self.leaves_out(&call.attrs, call) {
             self.mention(vec![call.method.to_string()], call.method.span(), true);
             visit::visit_expr_method_call(self, call);
         }
@@ -418,21 +446,31 @@ fn is_type(item: &Item) -> bool {
     is_alias || matches!(item, Item::Enum(_) | Item::Struct(_) | Item::Trait(_) | Item::Union(_))
 }
 
-/// Whether a `cfg` among `attributes` needs a test or a model.
-fn is_left_out(attributes: &[Attribute]) -> bool {
+/// Whether a `cfg` among `attributes` needs a test, a model, or a feature that is off.
+fn is_left_out(attributes: &[Attribute], features: &Features<'_>) -> bool {
     attributes.iter().filter(|a| a.path().is_ident("cfg")).any(|attribute| {
-        attribute.parse_args::<Meta>().is_ok_and(|condition| holds(&condition) == Some(false))
+        attribute
+            .parse_args::<Meta>()
+            .is_ok_and(|condition| holds(&condition, features) == Some(false))
     })
 }
 
-/// Whether a condition holds where `test`, `loom` and `shuttle` are not set; nothing if it may or may not.
-fn holds(condition: &Meta) -> Option<bool> {
+/// Whether a condition holds where `test`, `loom` and `shuttle` are not set, and these features are on
+/// or off; nothing if it may or may not.
+fn holds(condition: &Meta, features: &Features<'_>) -> Option<bool> {
+    if let Meta::NameValue(pair) = condition
+        && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(name), .. }) = &pair.value
+        && pair.path.is_ident("feature")
+    {
+        let known = features.iter().find(|(feature, _)| *feature == name.value());
+        return known.map(|(_, on)| *on);
+    }
     let Meta::List(list) = condition else {
         let never = ["test", "loom", "shuttle"].iter().any(|it| condition.path().is_ident(it));
         return never.then_some(false);
     };
     let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
-    let parts: Vec<Option<bool>> = parts.iter().map(holds).collect();
+    let parts: Vec<Option<bool>> = parts.iter().map(|part| holds(part, features)).collect();
     let decided_by = |value| {
         if parts.contains(&Some(value)) {
             Some(value)

@@ -6,10 +6,12 @@ mod depend;
 mod floors;
 mod gather;
 mod named;
+mod product;
 #[cfg(test)]
 mod tests;
 mod tree;
 mod types;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -29,8 +31,13 @@ const FLOORS: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
 /// Crates in which types may share a name.
 const HOMONYMS: [&str; 2] = ["crates/pinfold-cli", "kernel/lab"];
 
-/// Files whose types stand in for those of the same names: std's locks, where no model runs.
-const STAND_INS: [&str; 1] = ["crates/pinfold/src/base/sync/locks.rs"];
+/// Files whose types stand in for those of the same names: std's locks, where no model runs; and what
+/// a cache has without maps.
+const STAND_INS: [&str; 2] =
+    ["crates/pinfold/src/base/sync/locks.rs", "crates/pinfold/src/mapped/none.rs"];
+
+/// Features that are on where modules' needs are asked for.
+const ON: [(&str, bool); 1] = [("map", true)];
 
 /// Where comments and documents name files.
 const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main.rs"];
@@ -56,6 +63,10 @@ const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main
 /// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
 /// crate's root has one of its own files. Each module stands in a row, and imports only from rows
 /// below its own. And each Rust file that a comment or document names is there.
+///
+/// Outside of the folders with mapped memory, no line of crates/pinfold has its words (mirror, swap, lent,
+/// own memory): the cache proper knows of it by `pages/outside.rs` alone. And the command prints how
+/// many lines the cache has, without maps and with all.
 #[derive(Debug, Default, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ModulesArgs {
@@ -87,6 +98,7 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
             for (_, document) in FLOORS.iter().filter(|(src, _)| *src == krate.src.as_os_str()) {
                 let text = fs::read_to_string(root.join(document)).context(*document)?;
                 wrong += &krate.arrows_up(root, document, &text)?;
+                wrong += &words::known(&krate.src, &krate.tree);
             }
             files += krate.files();
             dependencies += krate.dependencies.len();
@@ -96,6 +108,9 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
         wrong += &named::gone(root, &PROSE)?;
     }
     ensure!(wrong.is_empty(), "modules:\n{wrong}");
+    if args.crates.is_empty() {
+        println!("{}", product::told(root)?);
+    }
     println!("{} crates, {files} files, {dependencies} imports: no circle", chosen.len());
     Ok(())
 }
@@ -128,7 +143,7 @@ impl Krate {
         let there = |file: &&str| root.join(&src).join(file).exists();
         let roots: Vec<&str> = ["lib.rs", "main.rs"].into_iter().filter(there).collect();
         ensure!(!roots.is_empty(), "{}: neither lib.rs nor main.rs there", src.display());
-        let trees = gather::read(&root.join(&src), &roots)?;
+        let trees = gather::read(&root.join(&src), &roots, &ON)?;
         let read = trees.into_iter().map(|tree| {
             let dependencies = depend::dependencies(&tree);
             Self { src: src.clone(), tree, dependencies }

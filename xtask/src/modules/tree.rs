@@ -1,6 +1,7 @@
 //! The modules of one crate as they are written: which names each has and which paths it mentions.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// A crate's modules. The first is the root.
@@ -24,6 +25,17 @@ pub(super) struct Module {
     pub(super) variables: HashSet<String>,
     pub(super) methods: Vec<Methods>,
     pub(super) types: Vec<Type>,
+    /// The text of its file, of a module that has one, and which of its lines are left out.
+    pub(super) text: String,
+    pub(super) left_out: Vec<RangeInclusive<usize>>,
+}
+
+impl Module {
+    /// The lines of its file that are not left out, each with its number.
+    pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        let all = self.text.lines().enumerate().map(|(n, line)| (n + 1, line));
+        all.filter(|(n, _)| !self.left_out.iter().any(|out| out.contains(n)))
+    }
 }
 
 /// What a name stands for in a module.
@@ -96,6 +108,8 @@ impl Tree {
             variables: HashSet::new(),
             methods: Vec::new(),
             types: Vec::new(),
+            text: String::new(),
+            left_out: Vec::new(),
         });
         id
     }

@@ -7,7 +7,7 @@
 //! | operation | result |
 //! |---|---|
 //! | a hit of any kind | a hit: it takes no lock, and nothing is evicted or filled any more |
-//! | a hit of a page that maps have (`mirror/mod.rs`) | [`ErrorKind::Forked`](crate::ErrorKind::Forked); a guard from before the fork must not be read |
+//! | a hit of a page whose bytes are outside (`pages/outside.rs`) | [`ErrorKind::Forked`](crate::ErrorKind::Forked); a guard from before the fork must not be read |
 //! | a `try_` call of what is absent | `None`, as it takes no lock either |
 //! | anything that needs a lock, a thread or the source | [`ErrorKind::Forked`](crate::ErrorKind::Forked) |
 //! | dropping a handle, a guard or a pin | nothing is given back, nothing is waited for |

@@ -10,6 +10,7 @@
 //! mutants    one mutant switched on for the whole process (feature `mutants`)
 //! sync/      the one module that swaps std for a model checker's types
 //! threads    starting the cache's threads, without signals
+//! held_pages  pages that somebody holds for long: a number with a limit
 //! fork       forked children, and the process that owns a cache
 //! guarded    calls of the program's code that may panic
 //! limits     limits of the process that the kernel answers by a signal
@@ -21,6 +22,7 @@ pub(crate) mod barrier;
 pub(crate) mod counters;
 pub(crate) mod fork;
 pub(crate) mod guarded;
+pub(crate) mod held_pages;
 pub(crate) mod holders;
 pub(crate) mod limits;
 pub(crate) mod mutant;

@@ -39,6 +39,7 @@ use crate::pages::core::Core;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Closed, Mapping};
+use crate::pages::outside::Outside;
 use crate::source::Hint;
 
 #[cfg(feature = "testing")]
@@ -652,12 +653,12 @@ impl File {
         Ok(dropped + self.drop_cached(&pages))
     }
 
-    /// Drops the folios of `pages`, and waits for those who are just lending or evicting one of them:
+    /// Drops the folios of `pages`, and waits for those who just put one of them outside or evict it:
     /// afterwards no map shows what was cached before, unless somebody uses it. Returns the number
     /// of bytes dropped.
     fn drop_cached(&self, pages: &Range<u64>) -> u64 {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
-        self.handle.mapping.settle_mirror(pages);
+        self.handle.core.settle(&self.handle.mapping, pages);
         dropped
     }
 }

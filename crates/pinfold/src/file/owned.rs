@@ -5,7 +5,7 @@
 //! 1. the folio of the first byte, as for a read of the range: from the cache, or filled;
 //! 2. if it has the whole range, and a guard may keep it (`borrow/admit.rs`): the bytes in place,
 //!    under a counted reference. Nothing is split for it: where a guard of a page would have to
-//!    split the folio, the copy keeps less. A mirrored folio is copied, too: its bytes are in a
+//!    split the folio, the copy keeps less. A hollow folio is copied, too: its bytes are in a
 //!    mapping that a forked child does not have;
 //! 3. otherwise memory for a copy, and a read into it.
 //!
@@ -199,7 +199,7 @@ impl OwnedBytes {
     fn in_place<'a>(handle: &'a Handle, held: Held<'a>, wanted: &Range<u64>) -> Option<Self> {
         let page = wanted.start >> PAGE_SHIFT;
         let pages = wanted.end.div_ceil(PAGE_BYTES as u64) - page;
-        if held.frame().is_mirrored() || !has(&held, wanted) {
+        if held.frame().is_hollow() || !has(&held, wanted) {
             return None;
         }
         if !may_keep(&handle.core, &held, pages) {

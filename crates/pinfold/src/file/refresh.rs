@@ -26,6 +26,7 @@ use crate::index::PAGES_END;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{ReadUnder, ask_len, check_len};
+use crate::pages::outside::Outside;
 use crate::source::{AlignedBuffer, Contents, Extent, look};
 
 /// What [`File::refresh`](crate::File::refresh) found.
@@ -115,7 +116,7 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
         drop(resizing);
         gone.let_go(&handle.core)
     });
-    mapping.settle_mirror(&(0..PAGES_END));
+    handle.core.settle(mapping, &(0..PAGES_END));
     Ok(bytes)
 }
 
@@ -157,7 +158,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
             Changed::Grown => 0,
             _ => freeze::drop_clean(core, mapping, 0..PAGES_END),
         };
-        mapping.settle_mirror(&(0..PAGES_END));
+        core.settle(mapping, &(0..PAGES_END));
         if let Some(now) = now {
             let grown = changed == Changed::Grown;
             mapping.set_read_under(if grown { now.as_grown() } else { now });
@@ -166,7 +167,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         drop(resizing);
         all + gone.let_go(core)
     });
-    mapping.settle_mirror(&(0..PAGES_END));
+    core.settle(mapping, &(0..PAGES_END));
     Ok((changed, dropped))
 }
 

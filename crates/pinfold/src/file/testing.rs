@@ -7,13 +7,6 @@ use crate::file::ranges;
 use crate::pages::reclaim;
 
 impl File {
-    /// How much memory its mirror has: of pages that maps can show without a fault. Feature
-    /// `testing`.
-    pub fn mirrored_bytes(&self) -> u64 {
-        let here = self.handle.core.owner.is_here();
-        if here { self.handle.mapping.mirrored_bytes() } else { 0 }
-    }
-
     /// Splits the folios of `range` into single pages where nobody holds them; gives how many were
     /// split. Feature `testing`.
     pub fn split(&self, range: Range<u64>) -> u64 {

@@ -3,7 +3,7 @@
 //! What belongs here: reserving and giving back the address space, and turning a frame number into
 //! an address. What does not: what the frames hold (`entry`) and which are free (`buddy`).
 //!
-//! The reservation is private and anonymous, with no swap reserved for it: the system finds memory
+//! The reservation is private and anonymous, and the system reserves nothing for it: the system finds memory
 //! for a page when it is first touched. It starts at a multiple of 2 MiB, so that a folio of the
 //! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
 //! ever unmapped, remapped or protected before the drop: any address inside it can be read as long

@@ -16,10 +16,10 @@
 //! - No two free blocks are buddies of the same order: they would have been merged. So the set of
 //!   free frames alone says which blocks there are, however they came about.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
-//! - There are three sets of lists, for blocks in movable, in unmovable and in lent runs
+//! - There are three sets of lists, for blocks in movable, in unmovable and in hollow runs
 //!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has
-//!   become free as a whole is movable, except for the last lent one while somebody wants one to
-//!   stay. `free_frames` counts without the lent ones, `free_lent` those alone.
+//!   become free as a whole is movable, except for the last hollow one while somebody wants one to
+//!   stay. `free_frames` counts without the hollow ones, `free_hollow` those alone.
 //!
 //! Movable folios come from movable runs as long as these have free frames. Unmovable ones come
 //! from unmovable runs; when those are full, another run is made unmovable.
@@ -50,8 +50,8 @@ pub(crate) struct FrameStats {
     pub(crate) table_frames: u32,
     /// Frames that can be allocated.
     pub(crate) free_frames: u32,
-    /// Free frames of lent runs: for folios whose bytes are in a mirror alone.
-    pub(crate) free_lent: u32,
+    /// Free frames of hollow runs: for folios whose bytes are outside.
+    pub(crate) free_hollow: u32,
     /// Frames in the run that is being emptied: neither free nor in use.
     pub(crate) held_frames: u32,
     /// Free blocks of each order.
@@ -62,7 +62,7 @@ impl FrameStats {
     #[cfg(all(test, not(any(loom, shuttle))))]
     /// Frames that are folios: neither free, nor held, nor the table's.
     pub(crate) fn used_frames(&self) -> u32 {
-        let free = self.free_frames + self.free_lent;
+        let free = self.free_frames + self.free_hollow;
         self.total_frames - self.table_frames - free - self.held_frames
     }
 
@@ -80,8 +80,8 @@ pub(super) struct Buddy {
     runs: RunKinds,
     /// Copy of `Lists::free_frames`, stored under the mutex and read without it.
     free_frames: AtomicU32,
-    /// A copy of `Lists::free_lent`.
-    free_lent: AtomicU32,
+    /// A copy of `Lists::free_hollow`.
+    free_hollow: AtomicU32,
     table_frames: u32,
 }
 
@@ -90,10 +90,10 @@ struct Lists {
     /// By the kind of their runs.
     of: [KindLists; Mobility::COUNT],
     free_frames: u32,
-    free_lent: u32,
-    lent_runs: u32,
-    /// How many want a run to stay lent.
-    lent_users: u32,
+    free_hollow: u32,
+    hollow_runs: u32,
+    /// How many want a run to stay hollow.
+    hollow_users: u32,
     held: Option<EmptyingRun>,
 }
 
@@ -126,12 +126,13 @@ impl Buddy {
         assert!(0 < table_frames && table_frames < table.frames());
         let runs = RunKinds::new(table.frames(), table_frames);
         let of = [KindLists::default(); Mobility::COUNT];
-        let (free_frames, free_lent, lent_runs, lent_users) = Default::default();
-        let mut lists = Lists { of, free_frames, free_lent, lent_runs, lent_users, held: None };
+        let (free_frames, free_hollow, hollow_runs, hollow_users) = Default::default();
+        let mut lists =
+            Lists { of, free_frames, free_hollow, hollow_runs, hollow_users, held: None };
         lists.add_range(Ground { table, runs: &runs }, table_frames, table.frames());
         let free_frames = AtomicU32::new(lists.free_frames);
-        let free_lent = AtomicU32::new(0);
-        Buddy { lists: Mutex::new(lists), runs, free_frames, free_lent, table_frames }
+        let free_hollow = AtomicU32::new(0);
+        Buddy { lists: Mutex::new(lists), runs, free_frames, free_hollow, table_frames }
     }
 
     /// Frames at the start of the arena that are the table's.
@@ -199,60 +200,60 @@ impl Buddy {
         Some(head)
     }
 
-    /// Takes a block of `order`, or else the largest there is, from a lent run.
-    pub(super) fn take_lent_at_most(
+    /// Takes a block of `order`, or else the largest there is, from a hollow run.
+    pub(super) fn take_hollow_at_most(
         &self,
         table: &Table,
         order: Order,
     ) -> Option<(FrameNumber, Order)> {
         let mut lists = self.lists.lock();
-        let order = lists.of[Mobility::Lent as usize].largest_at_most(order)?;
-        let head = lists.take(self.ground(table), order, Mobility::Lent)?;
+        let order = lists.of[Mobility::Hollow as usize].largest_at_most(order)?;
+        let head = lists.take(self.ground(table), order, Mobility::Hollow)?;
         self.publish(&lists);
         Some((head, order))
     }
 
-    /// Takes a free run of 2 MiB that may be lent. It is on no list until [`Self::lend`] or
+    /// Takes a free run of 2 MiB that may become hollow. It is on no list until [`Self::hollow_out`] or
     /// [`Self::give`].
     pub(super) fn take_run(&self, table: &Table) -> Option<FrameNumber> {
         self.take_of(table, Order::MAX, Mobility::Movable)
     }
 
-    /// Makes a run that [`Self::take_run`] has taken a lent one, all of it free.
-    pub(super) fn lend(&self, table: &Table, run: FrameNumber) {
+    /// Makes a run that [`Self::take_run`] has taken a hollow one, all of it free.
+    pub(super) fn hollow_out(&self, table: &Table, run: FrameNumber) {
         let mut lists = self.lists.lock();
-        self.runs.set(run, Mobility::Lent);
-        lists.lent_runs += 1;
-        lists.free_lent += Order::MAX.frames();
+        self.runs.set(run, Mobility::Hollow);
+        lists.hollow_runs += 1;
+        lists.free_hollow += Order::MAX.frames();
         lists.push(self.ground(table), run, Order::MAX);
         self.assert_sane(&lists, table);
         self.publish(&lists);
     }
 
-    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as
+    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as
     /// often.
-    pub(super) fn lent_user_begins(&self) {
-        self.lists.lock().lent_users += 1;
+    pub(super) fn hollow_user_begins(&self) {
+        self.lists.lock().hollow_users += 1;
     }
 
-    /// See [`Self::lent_user_begins`].
-    pub(super) fn lent_user_ends(&self, table: &Table) {
+    /// See [`Self::hollow_user_begins`].
+    pub(super) fn hollow_user_ends(&self, table: &Table) {
         let mut lists = self.lists.lock();
-        lists.lent_users -= 1;
-        let free = lists.of[Mobility::Lent as usize].heads[usize::from(Order::MAX.get())];
-        if let (0, Some(run)) = (lists.lent_users, free) {
+        lists.hollow_users -= 1;
+        let free = lists.of[Mobility::Hollow as usize].heads[usize::from(Order::MAX.get())];
+        if let (0, Some(run)) = (lists.hollow_users, free) {
             let ground = self.ground(table);
             lists.unlink(ground, run, Order::MAX);
-            lists.free_lent -= Order::MAX.frames();
+            lists.free_hollow -= Order::MAX.frames();
             lists.add(ground, run, Order::MAX);
             self.publish(&lists);
         }
     }
 
-    /// Whether a lent run may be another again.
+    /// Whether a hollow run may be another again.
     pub(super) fn may_take_back(&self) -> bool {
         let lists = self.lists.lock();
-        lists.lent_runs > u32::from(lists.lent_users > 0)
+        lists.hollow_runs > u32::from(lists.hollow_users > 0)
     }
 
     /// Makes the movable run with the largest free block unmovable, if that is at least of `order`;
@@ -302,9 +303,9 @@ impl Buddy {
         self.free_frames.load(Ordering::Relaxed)
     }
 
-    pub(super) fn free_lent(&self) -> u32 {
+    pub(super) fn free_hollow(&self) -> u32 {
         // Relaxed: as above.
-        self.free_lent.load(Ordering::Relaxed)
+        self.free_hollow.load(Ordering::Relaxed)
     }
 
     pub(super) fn stats(&self, table: &Table) -> FrameStats {
@@ -315,7 +316,7 @@ impl Buddy {
             total_frames: table.frames(),
             table_frames: self.table_frames,
             free_frames: lists.free_frames,
-            free_lent: lists.free_lent,
+            free_hollow: lists.free_hollow,
             held_frames: lists.held_frames(),
             free_blocks: std::array::from_fn(|order| movable[order] + unmovable[order]),
         }
@@ -368,7 +369,7 @@ impl Buddy {
         let full = lists.held_map(run).is_full();
         if full {
             lists.held = None;
-            lists.lent_runs -= u32::from(self.runs.kind(run) == Mobility::Lent);
+            lists.hollow_runs -= u32::from(self.runs.kind(run) == Mobility::Hollow);
             self.runs.set(run, Mobility::Movable);
         }
         full
@@ -394,7 +395,7 @@ impl Buddy {
         // Relaxed: pairs with nothing; stores are in the mutex's order, so the copy never goes
         // back to an older number.
         self.free_frames.store(lists.free_frames, Ordering::Relaxed);
-        self.free_lent.store(lists.free_lent, Ordering::Relaxed);
+        self.free_hollow.store(lists.free_hollow, Ordering::Relaxed);
     }
 
     fn assert_run(&self, table: &Table, run: FrameNumber) {
@@ -408,7 +409,7 @@ impl Buddy {
     /// A block freed twice, or one that overlaps another, adds up to more frames than there are.
     fn assert_sane(&self, lists: &Lists, table: &Table) {
         let managed = table.frames() - self.table_frames;
-        let known = lists.free_frames + lists.free_lent + lists.held_frames();
+        let known = lists.free_frames + lists.free_hollow + lists.held_frames();
         assert!(known <= managed, "{known} frames are free of {managed} that there are");
     }
 }
@@ -465,7 +466,7 @@ impl Lists {
 
     /// The count that free frames of runs of that kind are in.
     fn free(&mut self, kind: Mobility) -> &mut u32 {
-        if kind == Mobility::Lent { &mut self.free_lent } else { &mut self.free_frames }
+        if kind == Mobility::Hollow { &mut self.free_hollow } else { &mut self.free_frames }
     }
 
     /// Makes a movable run unmovable: what is free in it changes lists.
@@ -500,11 +501,11 @@ impl Lists {
             order = Order(order.get() + 1);
             head = head.align_down(order);
         }
-        let stays = kind == Mobility::Lent && self.lent_runs == 1 && self.lent_users > 0;
+        let stays = kind == Mobility::Hollow && self.hollow_runs == 1 && self.hollow_users > 0;
         if order == Order::MAX && !stays {
             *self.free(kind) -= order.frames();
             *self.free(Mobility::Movable) += order.frames();
-            self.lent_runs -= u32::from(kind == Mobility::Lent);
+            self.hollow_runs -= u32::from(kind == Mobility::Hollow);
             ground.runs.set(head, Mobility::Movable);
         }
         self.push(ground, head, order);

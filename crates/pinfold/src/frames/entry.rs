@@ -46,7 +46,7 @@
 //! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation, having finished |
 //! | frozen for change | being freed | out of the index, `forget_identity` | eviction; migration, of the old folio |
 //! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
-//! | live | gone | `change_begin`, out of the index, `forget_identity` | `freeze/drop.rs`, `freeze/lend.rs`: used or not |
+//! | live | gone | `change_begin`, out of the index, `forget_identity` | `freeze/drop.rs`, and `map/` for folios that become hollow: used or not |
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
@@ -59,7 +59,7 @@
 //! # Which words are changed how
 //!
 //! `count` has its own atomic operations. `version`, `mapping`, `start`, `order` have one writer at
-//! a time (see the states), so they are stored, never swapped. `prev`, `next`, `block` belong to a
+//! a time (see the states), so they are stored, never exchanged. `prev`, `next`, `block` belong to a
 //! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
 //! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
 //! that hold nothing, so it has a byte of its own, and a lost update costs one hint.
@@ -92,9 +92,9 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
-        /// Its bytes are not in the arena but in its file's mirror: they are read under a reference
-        /// alone. Set as long as the frame is one of a lent run.
-        const MIRRORED = 1 << 4;
+        /// Its bytes are not in the arena but outside (`pages/outside.rs`): they are read under a
+        /// reference alone. Set as long as the frame is one of a hollow run.
+        const HOLLOW = 1 << 4;
     }
 }
 
@@ -434,18 +434,18 @@ impl Frame {
         // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
         // sees what was done before the change.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
-        if flags.intersects(Flags::READAHEAD | Flags::MIRRORED) {
+        if flags.intersects(Flags::READAHEAD | Flags::HOLLOW) {
             self.settle_span(old | flags);
         }
         old
     }
 
-    /// Whether the folio's bytes are in its file's mirror; valid under the same conditions as
+    /// Whether the folio's bytes are outside of the arena; valid under the same conditions as
     /// [`Frame::identity`].
     #[inline]
-    pub(crate) fn is_mirrored(&self) -> bool {
+    pub(crate) fn is_hollow(&self) -> bool {
         // Relaxed: set before the folio has an identity, and not changed before it is freed.
-        self.flags.load(Ordering::Relaxed) & Flags::MIRRORED.bits() != 0
+        cfg!(feature = "map") && self.flags.load(Ordering::Relaxed) & Flags::HOLLOW.bits() != 0
     }
 
     /// Clears `flags` and returns those that were set before. Cost: one atomic and.
@@ -462,7 +462,7 @@ impl Frame {
     /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
     /// and one holder of a reference clears it: no other thread stores the span then.
     fn settle_span(&self, flags: Flags) {
-        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED);
+        let closed = flags.intersects(Flags::READAHEAD | Flags::HOLLOW);
         // The thread that ends the fill or clears the mark need not be the one that allocated the
         // frame.
         fence_before_racing_stores(Mutant::SpanUnfenced);
@@ -497,7 +497,7 @@ impl Frame {
 
     fn store_guard_bytes(&self, flags: Flags) {
         let large = self.order.load(Ordering::Relaxed) > 0;
-        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED)
+        let closed = flags.intersects(Flags::READAHEAD | Flags::HOLLOW)
             || large && !flags.contains(Flags::GRANTED);
         // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
         let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };

@@ -8,14 +8,14 @@
 //! |---|---|---|
 //! | movable | folios that can be moved or evicted; pinned ones only if they fill the run | at open, and again when all of the run is free |
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
-//! | lent | folios whose bytes are in their file's mirror (`mirror/`): the run's own memory was given back to the system | lent when those that are lent are full; it is movable again when all of it is free, unless it is the last while there are maps |
+//! | hollow | folios whose bytes are outside of the arena (`pages/outside.rs`): the run's memory was given back to the system | made hollow when those that are hollow are full; it is movable again when all of it is free, unless it is the last while there are maps |
 //!
 //! A movable folio in an unmovable run does no harm (the allocator puts it there rather than fail):
 //! it is moved away when its frames are needed. An unmovable folio in a movable run blocks that run
 //! as long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and
 //! Whitcroft, "The what, the why and the where to of anti-fragmentation", OLS 2006).
 //!
-//! A pin ends, an index node stays for ever: a run with one is never made whole or lent again. So
+//! A pin ends, an index node stays for ever: a run with one is never made whole, nor hollow. So
 //! nodes lie as low as possible, and behind the table some frames are left for them by what is
 //! pinned ([`RunKinds::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
 
@@ -36,19 +36,19 @@ pub(crate) enum Mobility {
     Movable,
     /// Folios that stay.
     Unmovable,
-    /// Folios whose bytes are elsewhere.
-    Lent,
+    /// Folios whose bytes are outside of the arena.
+    Hollow,
 }
 
 impl Mobility {
     pub(super) const COUNT: usize = 3;
 }
 
-/// The kind of each run: a bit that is set for movable and for lent ones, and one for lent ones.
+/// The kind of each run: a bit that is set for movable and for hollow ones, and one for hollow ones.
 #[derive(Debug)]
 pub(super) struct RunKinds {
     movable: Box<[AtomicU64]>,
-    lent: Box<[AtomicU64]>,
+    hollow: Box<[AtomicU64]>,
     /// The runs in which every frame can be data; no other is ever movable.
     whole: Range<u32>,
     for_nodes: Range<u32>,
@@ -81,7 +81,7 @@ impl RunKinds {
         let words = frames.div_ceil(run_frames).div_ceil(64);
         let runs = RunKinds {
             movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            lent: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            hollow: (0..words).map(|_| AtomicU64::new(0)).collect(),
             whole: whole.clone(),
             for_nodes: for_nodes(frames, table_frames, &whole),
             frames,
@@ -125,7 +125,7 @@ impl RunKinds {
         })
     }
 
-    /// Whether `frame` lies in a movable or a lent run: no pin may stay there. Without the
+    /// Whether `frame` lies in a movable or a hollow run: no pin may stay there. Without the
     /// allocator's mutex the result is valid for a folio whose version was even before the call and
     /// is unchanged after it: the kind was settled under the mutex before the folio was allocated.
     /// A later claim only makes "movable" out of date.
@@ -141,22 +141,22 @@ impl RunKinds {
         word >> (run % 64) & 1 == 1
     }
 
-    /// Whether `frame` lies in a lent run; valid as [`Self::is_movable`] is.
-    pub(super) fn is_lent(&self, frame: FrameNumber) -> bool {
+    /// Whether `frame` lies in a hollow run; valid as [`Self::is_movable`] is.
+    pub(super) fn is_hollow(&self, frame: FrameNumber) -> bool {
         let run = run_of(frame);
         // Relaxed: as in `is_movable`.
-        self.lent[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
+        self.hollow[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
     }
 
-    /// How many runs are lent: right at some moment for each 64 of them.
-    pub(super) fn lent(&self) -> u32 {
+    /// How many runs are hollow: right at some moment for each 64 of them.
+    pub(super) fn hollow(&self) -> u32 {
         // Relaxed: a number alone.
-        self.lent.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
+        self.hollow.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
     }
 
     pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
         match self.is_movable(frame) {
-            true if self.is_lent(frame) => Mobility::Lent,
+            true if self.is_hollow(frame) => Mobility::Hollow,
             true => Mobility::Movable,
             false => Mobility::Unmovable,
         }
@@ -178,7 +178,7 @@ impl RunKinds {
                 words[word].fetch_and(!bit, Ordering::Relaxed);
             }
         };
-        set(&self.lent, kind == Mobility::Lent);
+        set(&self.hollow, kind == Mobility::Hollow);
         set(&self.movable, kind != Mobility::Unmovable);
     }
 

@@ -223,13 +223,13 @@ impl Frames {
         Some(self.hand_out(head, Order::MIN))
     }
 
-    /// Takes a folio of `order` or smaller from a lent run: its bytes are not in the arena, and its
-    /// entry says so ([`Flags::MIRRORED`]). Otherwise as `alloc`.
+    /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and its
+    /// entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
-    pub(crate) fn alloc_lent(&self, order: Order) -> Option<(FrameNumber, Order)> {
-        let (head, order) = self.buddy.take_lent_at_most(&self.table, order)?;
+    pub(crate) fn alloc_hollow(&self, order: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_hollow_at_most(&self.table, order)?;
         self.frame(head).hand_out(order);
-        self.frame(head).set_flags(Flags::MIRRORED);
+        self.frame(head).set_flags(Flags::HOLLOW);
         Some((head, order))
     }
 
@@ -251,33 +251,33 @@ impl Frames {
         Some((head, order))
     }
 
-    /// Lends a free run of 2 MiB: gives its memory back to the system. False if there is none.
+    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is none.
     ///
     /// Cost: two mutexes and a madvise(2).
-    pub(crate) fn lend_run(&self) -> bool {
+    pub(crate) fn hollow_out_run(&self) -> bool {
         let Some(run) = self.buddy.take_run(&self.table) else { return false };
         // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
         // found an earlier folio of it loads by racing loads, and notices by the version.
         let given = unsafe { self.arena.give_back(run, Order::MAX) };
         if given.is_ok() {
-            self.buddy.lend(&self.table, run);
+            self.buddy.hollow_out(&self.table, run);
         } else {
             self.buddy.give(&self.table, run, Order::MAX);
         }
         given.is_ok()
     }
 
-    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as often.
-    pub(crate) fn lent_user_begins(&self) {
-        self.buddy.lent_user_begins();
+    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as often.
+    pub(crate) fn hollow_user_begins(&self) {
+        self.buddy.hollow_user_begins();
     }
 
-    /// See [`Self::lent_user_begins`].
-    pub(crate) fn lent_user_ends(&self) {
-        self.buddy.lent_user_ends(&self.table);
+    /// See [`Self::hollow_user_begins`].
+    pub(crate) fn hollow_user_ends(&self) {
+        self.buddy.hollow_user_ends(&self.table);
     }
 
-    /// Whether a run that is lent may become one of the arena again.
+    /// Whether a run that is hollow may become one of the arena again.
     pub(crate) fn may_take_back(&self) -> bool {
         self.buddy.may_take_back()
     }
@@ -338,22 +338,22 @@ impl Frames {
         self.buddy.runs().unmovable()
     }
 
-    /// The heads of the runs that are lent.
-    pub(crate) fn lent_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
-        self.whole_runs().filter(|&run| self.is_lent(run))
+    /// The heads of the runs that are hollow.
+    pub(crate) fn hollow_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+        self.whole_runs().filter(|&run| self.is_hollow(run))
     }
 
-    /// Frames of lent runs.
-    pub(crate) fn lent_frames(&self) -> u32 {
-        self.buddy.runs().lent() * Order::MAX.frames()
+    /// Frames of hollow runs.
+    pub(crate) fn hollow_frames(&self) -> u32 {
+        self.buddy.runs().hollow() * Order::MAX.frames()
     }
 
-    /// Whether `frame` lies in a lent run; as [`Self::is_movable`].
-    pub(crate) fn is_lent(&self, frame: FrameNumber) -> bool {
-        self.buddy.runs().is_lent(frame)
+    /// Whether `frame` lies in a hollow run; as [`Self::is_movable`].
+    pub(crate) fn is_hollow(&self, frame: FrameNumber) -> bool {
+        self.buddy.runs().is_hollow(frame)
     }
 
-    /// Whether `frame` lies in a movable or a lent run, where nothing may be pinned that is smaller
+    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is smaller
     /// than the run. `mobility` says when the result is valid without the mutex.
     #[inline]
     pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
@@ -388,9 +388,9 @@ impl Frames {
         self.buddy.free_frames()
     }
 
-    /// How many frames of lent runs are free.
-    pub(crate) fn free_lent(&self) -> u32 {
-        self.buddy.free_lent()
+    /// How many frames of hollow runs are free.
+    pub(crate) fn free_hollow(&self) -> u32 {
+        self.buddy.free_hollow()
     }
 
     /// What is free, in which sizes. Cost: the mutex.

@@ -53,7 +53,7 @@ fn pays(handle: &Handle, page: u64) -> bool {
 
 /// Whether memory is plenty, so that what is read beside what is wanted displaces nothing.
 pub(crate) fn is_room(core: &Core) -> bool {
-    let unused = core.frames.free_frames() + core.frames.free_lent();
+    let unused = core.frames.free_frames() + core.frames.free_hollow();
     unused >= core.frames.frames() / UNUSED_SHARE
 }
 

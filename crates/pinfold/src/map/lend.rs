@@ -5,11 +5,13 @@
 //! steps, for the folio and for those that follow it in the file and are in the arena, too:
 //! 1. allocate a lent folio for each; claim its place;
 //! 2. copy its bytes to the place, under a reference;
-//! 3. under the mapping's `change` mutex put the new folios into the index (`freeze/lend.rs`);
+//! 3. under the mapping's `change` mutex put the new folios into the index (`lend/exchange.rs`);
 //! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.
 //!
 //! A folio with a readahead mark is not lent with those before it: so the mapped access that first
 //! wants it is seen, and reads further ahead.
+
+mod exchange;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +24,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
 use crate::map::around;
+use crate::map::lent::{self, LentPatience};
+use crate::mapped::load::{Bringing, LOOK_AGAIN};
 use crate::mapped::mirror::{Mirror, PlaceClaim, Shown, SystemRefused};
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
@@ -29,8 +33,7 @@ use crate::pages::fill;
 use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
-use crate::pages::pressure::{Bringing, LOOK_AGAIN};
-use crate::pages::reclaim::{self, Patience, Shortage};
+use crate::pages::reclaim::{self, Shortage};
 use crate::source;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
@@ -67,8 +70,8 @@ impl Mapper {
         if budget_bytes < least_bytes {
             return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
         }
-        core.frames.lent_user_begins();
-        reclaim::lend_first(core); // now, as guards may come to lie in all runs
+        core.frames.hollow_user_begins();
+        lent::lend_first(core); // now, as guards may come to lie in all runs
         Ok(Mapper(core.clone()))
     }
 }
@@ -77,7 +80,7 @@ impl Drop for Mapper {
     fn drop(&mut self) {
         // A forked child does not take the allocator's mutex.
         if self.0.owner.is_here() {
-            self.0.frames.lent_user_ends();
+            self.0.frames.hollow_user_ends();
         }
     }
 }
@@ -134,7 +137,7 @@ fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> 
 
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
-    let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
+    let mirror = handle.mapping.mirror(&handle.core)?;
     mirror.grow(bytes).map_err(|why| handle.mapping.mirror_error(why))?;
     Ok(mirror)
 }
@@ -170,7 +173,7 @@ pub(crate) unsafe fn look<'a>(
         if held.frame().is_changing() || !reaches(&held, page) {
             break;
         }
-        if held.frame().is_mirrored() {
+        if held.frame().is_hollow() {
             if read.is_some() {
                 held.another().into_iter().for_each(|other| handle.core.keep_recent(other));
             }
@@ -213,7 +216,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         if held.frame().is_changing() || !reaches(&held, page) {
             break;
         }
-        if held.frame().is_mirrored() {
+        if held.frame().is_hollow() {
             return Ok(Look::There(held));
         }
         let mirror = with_room_for(handle, &held)?;
@@ -222,10 +225,10 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         if mirror.is_taken(&place) {
             break;
         }
-        let mut got = reclaim::allocate_lent(core, identity.order, false)
+        let mut got = lent::allocate_lent(core, identity.order, false)
             .map_err(|why| why.of(&handle.mapping, identity.index))?;
         if got.is_none() {
-            got = reclaim::evict_for_lent(core, identity.order);
+            got = lent::evict_for_lent(core, identity.order);
         }
         let Some((head, order)) = got else { break };
         let spare = Spare { core, head, order };
@@ -251,7 +254,7 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
         (!held.frame().is_changing() && reaches(&held, page)).then_some(held)
     };
     let held = look()?;
-    if held.frame().is_mirrored() {
+    if held.frame().is_hollow() {
         return Some(held);
     }
     if held.frame().flags().contains(Flags::READAHEAD) {
@@ -259,7 +262,7 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
     }
     // SAFETY: nothing is shown.
     unsafe { lend(handle, with_room_for(handle, &held).ok()?, held, None, None) }.ok()?;
-    look().filter(|held| held.frame().is_mirrored())
+    look().filter(|held| held.frame().is_hollow())
 }
 
 /// How often [`look`] looks.
@@ -333,9 +336,9 @@ pub(crate) async fn bringing<'a>(
 ) -> Option<Bringing<'a>> {
     match waiter {
         Waiter::Thread if source::in_a_source() => None,
-        Waiter::Thread => Some(core.pressure.bring(pages)),
+        Waiter::Thread => Some(core.mapped.load.begin(pages)),
         Waiter::Task(rests) => {
-            let turn = core.pressure.bring_later(pages);
+            let turn = core.mapped.load.queue(pages);
             Some(rests.poll_each(LOOK_AGAIN, turn).await)
         }
     }
@@ -345,7 +348,7 @@ pub(crate) async fn bringing<'a>(
 #[derive(Default)]
 struct AccessWaits {
     /// For lent memory.
-    memory: Option<Patience>,
+    memory: Option<LentPatience>,
     /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
     /// reads nothing.
     place: Option<Instant>,
@@ -366,7 +369,7 @@ async fn ready<'a>(
     let mut naps = 0;
     // Ends: there is a bound for the place, and memory is found or waited for without the folio.
     while !read.frame().is_changing() {
-        if read.frame().is_mirrored() {
+        if read.frame().is_hollow() {
             return Ok(Some((read, None)));
         }
         let mirror = with_room_for(handle, &read)?;
@@ -374,23 +377,23 @@ async fn ready<'a>(
         if !mirror.is_taken(&place) {
             waits.place = None;
             let shortage = |why: Shortage| why.of(mapping, identity.index);
-            let at_once = reclaim::allocate_lent(core, identity.order, false);
+            let at_once = lent::allocate_lent(core, identity.order, false);
             let got = match (at_once.map_err(shortage)?, waiter) {
                 (None, Waiter::Thread) => {
-                    match core.pressure.may_wait_with(identity.order.frames()) {
+                    match core.mapped.may_wait_with(identity.order.frames()) {
                         Some(_waits) => {
-                            reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?
+                            lent::allocate_lent(core, identity.order, true).map_err(shortage)?
                         }
                         None => None,
                     }
                 }
-                (None, Waiter::Task(rests)) => reclaim::evict_for_task(core, identity.order, rests),
+                (None, Waiter::Task(rests)) => lent::evict_for_task(core, identity.order, rests),
                 (got, _) => got,
             };
             let Some((new, order)) = got else {
                 drop(read);
-                let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
-                let waited = reclaim::wait_for_lent(core, identity.order, patience, waiter);
+                let patience = waits.memory.get_or_insert_with(|| LentPatience::new(core));
+                let waited = lent::wait_for_lent(core, identity.order, patience, waiter);
                 waited.await.map_err(shortage)?;
                 return Ok(None);
             };
@@ -551,7 +554,7 @@ unsafe fn lend_together<'a>(
             frame: lending.old.head(),
         };
         let done =
-            if n < copied { freeze::lend(core, &mut changing, folio, lending.new) } else { None };
+            if n < copied { exchange::lend(core, &mut changing, folio, lending.new) } else { None };
         lent.push(done.is_some());
         if let Some(others) = done {
             woken.add(others);
@@ -616,7 +619,7 @@ impl<'a> Lending<'a> {
 
 /// A lent folio of that order, if there is one at once.
 fn lent_now(core: &Core, order: Order) -> Option<FrameNumber> {
-    let (new, got) = reclaim::allocate_lent(core, order, false).ok()??;
+    let (new, got) = lent::allocate_lent(core, order, false).ok()??;
     if got != order {
         core.give_back(new);
         return None;
@@ -636,7 +639,7 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
         let (frame, identity) = (held.frame(), held.frame().identity());
         let pages = identity.order.frames();
         let fits = !frame.is_changing()
-            && !frame.is_mirrored()
+            && !frame.is_hollow()
             && !frame.flags().contains(Flags::READAHEAD)
             && identity.index == page
             && pages <= left

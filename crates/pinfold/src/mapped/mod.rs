@@ -5,6 +5,9 @@
 //! It stands on `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows below it.
 //!
 //! ```text
+//! parts     what a cache, a file and its `change` mutex have for mapped memory
+//! load      how many pages threads bring at a time for mapped accesses
+//! to_write  pages of own memory on their way to the swap
 //! mirror/   the memfd of one file: which places are whose, which maps show it
 //! swap/     where own memory goes that is paged out: slots, the states of a page
 //! pieces    pieces of mirrors that wait to be evicted
@@ -14,10 +17,17 @@
 //! pagemap   what the kernel's page table has at an address
 //! ```
 
+pub(crate) mod load;
 pub(crate) mod mirror;
 pub(crate) mod pagemap;
+pub(crate) mod parts;
 pub(crate) mod pieces;
 pub(crate) mod recent;
 pub(crate) mod swap;
 pub(crate) mod task;
+pub(crate) mod to_write;
 pub(crate) mod uffd;
+
+pub(crate) use mirror::Leaving;
+pub(crate) use parts::{MappedOfCache, MappedOfFile, MappedStates};
+pub(crate) use pieces::PieceTurns;

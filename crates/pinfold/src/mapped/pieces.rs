@@ -2,7 +2,7 @@
 //! of the page tables and may be used again before they go.
 //!
 //! Here: the queue. Not here: which pieces get into it, and what becomes of them
-//! (`reclaim/mapped.rs`).
+//! (`map/pieces.rs`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -48,6 +48,30 @@ impl Piece {
         let (start, end) =
             (self.pages.start.max(other.pages.start), self.pages.end.min(other.pages.end));
         self.mapping == other.mapping && start < end
+    }
+}
+
+/// The pieces that one eviction takes.
+#[derive(Debug, Default)]
+pub(crate) struct PieceTurns {
+    /// What is left of the piece whose turn it is.
+    pub(crate) now: Option<Piece>,
+    /// Pieces in a row of which all was used.
+    pub(crate) used: u32,
+    /// Folios in a row that were offered in vain.
+    pub(crate) offers: u32,
+}
+
+impl PieceTurns {
+    /// Whether it is some piece's turn.
+    pub(crate) fn has_piece(&self) -> bool {
+        self.now.is_some()
+    }
+
+    /// The turn goes on with the pages of `piece` from `first` on, if there are any.
+    pub(crate) fn rest_is(&mut self, piece: &Piece, first: u64) {
+        let pages = first..piece.pages.end;
+        self.now = (!pages.is_empty()).then_some(Piece { mapping: piece.mapping, pages });
     }
 }
 

@@ -14,14 +14,14 @@
 //! bytes as long as it has a user. So is whatever a pin has to move, and what is in a run that the
 //! arena takes back.
 //!
-//! Who keeps and lets go of references is `core`'s business; here are their numbers.
+//! Who keeps and lets go of references is `map/of.rs`; here are their numbers.
 
 use std::collections::VecDeque;
 // Not from `crate::base::sync`: loom's caches keep nothing here, and would pay for it with each drop.
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::base::sync::locks::Mutex;
-use crate::frames::FrameNumber;
+use crate::frames::{FrameNumber, PAGE_BYTES};
 
 /// The most that is kept from eviction, however large the budget is.
 const KEPT_MAX_BYTES: usize = 1 << 20;
@@ -43,8 +43,9 @@ struct RecentQueue {
 }
 
 impl Recent {
-    pub(crate) fn new(budget_bytes: usize) -> Self {
-        let most_bytes = (budget_bytes / 16).min(KEPT_MAX_BYTES);
+    /// For a cache of `frames` frames.
+    pub(crate) fn new(frames: u32) -> Self {
+        let most_bytes = (frames as usize * PAGE_BYTES / 16).min(KEPT_MAX_BYTES);
         Recent { most_bytes, kept: Mutex::default(), len: AtomicUsize::new(0) }
     }
 
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_last_are_kept_up_to_a_bound() {
-        let recent = Recent::new(16 * 5 * 4096);
+        let recent = Recent::new(16 * 5);
         assert_eq!(recent.take(|_| true), []);
         for head in 0..5 {
             assert_eq!(recent.keep(FrameNumber(head), 4096), []);
@@ -142,6 +143,6 @@ mod tests {
         assert_eq!(recent.keep(FrameNumber(7), 6 * 4096), heads(&[3, 5, 6]));
         assert_eq!(recent.take(|_| true), heads(&[7]));
         assert_eq!(recent.keep(FrameNumber(8), 5 * 4096), []);
-        assert_eq!(Recent::new(1 << 40).most_bytes, 1 << 20);
+        assert_eq!(Recent::new(1 << 28).most_bytes, 1 << 20);
     }
 }

@@ -4,7 +4,7 @@
 //! Nothing that fits a module of its own belongs here.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::base::counters::Counters;
 use crate::base::fork::OwnerProcess;
@@ -14,16 +14,12 @@ use crate::base::wait::Waiters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::NodePool;
-use crate::mapped::mirror::Leftovers;
-use crate::mapped::pieces::Pieces;
-use crate::mapped::recent::Recent;
-use crate::mapped::swap::Swap;
-use crate::mapped::swap::pages::Unused;
-use crate::mapped::uffd::{Ask, Uffd};
+use crate::mapped::MappedOfCache;
 use crate::options::{Options, Reference};
 use crate::pages::failures::Failures;
 use crate::pages::grants::Grants;
-use crate::pages::mapping::{Mapping, Mappings};
+use crate::pages::mapping::{Changing, Mapping, Mappings};
+use crate::pages::outside::Outside;
 use crate::pages::pressure::Pressure;
 use crate::pages::readers::{Deferred, Readers};
 use crate::pages::residency::Residency;
@@ -46,18 +42,13 @@ pub(crate) struct Core {
     /// Shared with readers, which do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
-    pub(crate) leftovers: Leftovers,
-    pub(crate) pieces: Pieces,
-    uffd: OnceLock<Arc<Uffd>>,
-    recent: Recent,
+    pub(crate) mapped: MappedOfCache,
     pub(crate) failures: Failures,
     /// What may still be read ahead in vain.
     pub(crate) credit: Credit,
     pub(crate) holders: Holders,
     pub(crate) grants: Grants,
     pub(crate) engine: Arc<Engine>,
-    /// Where own memory goes that is paged out. Set before the core is shared.
-    pub(crate) swap: Option<Swap>,
     /// After everything that points into the arena.
     pub(crate) nodes: NodePool,
     pub(crate) frames: Frames,
@@ -88,16 +79,12 @@ impl Core {
             waiters: Waiters::new(),
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
-            leftovers: Leftovers::new(),
-            pieces: Pieces::new(),
-            uffd: OnceLock::new(),
-            recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
+            mapped: MappedOfCache::new(frames.frames()),
             failures: Failures::new(),
             credit: Credit::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
             engine: Arc::new(Engine::with_hook(engine, worker_is_free)),
-            swap: None,
             options,
             nodes,
             frames,
@@ -108,27 +95,6 @@ impl Core {
     /// [`ErrorKind::Forked`] if the calling process is not the cache's owner.
     pub(crate) fn check_owner(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
-    }
-
-    /// What the cache's own views of mirrors are registered with, made by the first call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Userfaultfd`].
-    pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
-        if self.uffd.get().is_none() {
-            // One that another thread made meanwhile is as good.
-            let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
-        }
-        Ok(self.uffd.get().expect("made above"))
-    }
-
-    /// Gives back slots of the swap that are of no more use.
-    pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
-        if let Some(swap) = &self.swap {
-            for unused in unused {
-                swap.give(unused);
-            }
-        }
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
@@ -166,10 +132,18 @@ impl Core {
     #[inline]
     pub(crate) fn address(&self, mapping: &Mapping, head: FrameNumber) -> *mut u8 {
         let frame = self.frames.frame(head);
-        if frame.is_mirrored() {
-            return mapping.mirror_of_folios().address(frame.identity().index);
+        if frame.is_hollow() {
+            return self.outside_at(mapping, frame.identity().index);
         }
         self.frames.address(head)
+    }
+
+    /// Whether the bytes of the folio at `page` are elsewhere, too.
+    pub(crate) fn is_clean(&self, changing: &mut Changing<'_>, page: u64) -> bool {
+        if self.is_outside(changing.mapping()) {
+            return self.may_leave(changing, page);
+        }
+        changing.writer(&self.nodes).is_clean(page)
     }
 
     /// Removes the mapping from the table if it has neither handles nor pages.
@@ -201,29 +175,6 @@ impl Core {
         }
     }
 
-    /// Keeps a folio that was brought for a mapped access, until others take its place or it leaves
-    /// its file.
-    pub(crate) fn keep_recent(&self, held: Held<'_>) {
-        let (head, frame) = (held.head(), held.frame());
-        std::mem::forget(held); // the reference is the list's
-        for gone in self.recent.keep(head, frame.order().bytes()) {
-            self.put(gone);
-        }
-        if frame.is_changing() && !mutant::on(Mutant::RecentUnchecked) {
-            self.let_go_of_recent(|other| other == head);
-        }
-    }
-
-    /// Lets go of those of these folios that `goes` says. The caller holds no lock.
-    pub(crate) fn let_go_of_recent(&self, goes: impl Fn(FrameNumber) -> bool) {
-        if mutant::on(Mutant::RecentStays) {
-            return;
-        }
-        for gone in self.recent.take(goes) {
-            self.put(gone);
-        }
-    }
-
     /// Frees a folio whose count is frozen for good, according to its entry.
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
@@ -237,8 +188,8 @@ impl Core {
     fn destroy_quietly(&self, head: FrameNumber, frame: &Frame) {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
-        if frame.is_mirrored() {
-            self.leftovers.end(head);
+        if frame.is_hollow() {
+            self.freed(head);
         }
         self.frames.free(head, frame.order());
     }
@@ -253,6 +204,9 @@ pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
         Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
     }
 }
+
+#[cfg(any(loom, not(feature = "map")))]
+impl Outside for Core {}
 
 /// A counted reference to a folio, given back on drop.
 #[derive(Debug)]
@@ -311,10 +265,10 @@ impl<'a> Held<'a> {
         Some(Held { core: self.core, frame: self.frame, head: self.head })
     }
 
-    /// Whether this process can read its bytes: a forked child has no mirrors.
+    /// Whether this process can read its bytes: a forked child has none that are outside.
     #[inline(always)]
     pub(crate) fn is_readable_here(&self) -> bool {
-        !self.frame.is_mirrored() || self.core.owner.is_here()
+        !self.frame.is_hollow() || self.core.owner.is_here()
     }
 }
 

@@ -138,7 +138,7 @@ impl Handle {
                 continue;
             };
             // What maps show is used by accesses that nobody counts.
-            if !frame.is_mirrored() {
+            if !frame.is_hollow() {
                 unread.unused += u64::from(frame.unread_pages(of_folio.clone()));
             }
             page += u64::from(of_folio.end - of_folio.start);

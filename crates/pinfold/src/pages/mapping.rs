@@ -14,18 +14,15 @@
 //! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
-use crate::mapped::mirror::{Mirror, SystemRefused};
-use crate::mapped::swap::pages::{PageStates, Unused};
-use crate::mapped::uffd::Uffd;
+use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
 use crate::source::{
     Backing, Contents, FileId, FileIdentity, FileKey, LetGo, Truncated, shared_bytes,
@@ -62,23 +59,6 @@ pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
     Ok(len_bytes)
 }
 
-/// The memory of a mapping whose pages are the program's own: what eviction asks of it.
-pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
-    /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
-    /// False: the system keeps some of them there.
-    fn take_out_of_memory(&self, pages: std::ops::Range<u64>) -> bool;
-
-    /// Of these pages, in rising order, those that could leave memory without a write, and whose
-    /// protection has ended without a fault, count as stored to from now on. Called under the
-    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
-    fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused>;
-
-    /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
-    /// to the swap, so that they may leave memory. If the swap has just failed or was full, only
-    /// with `now`. No lock may be held.
-    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool);
-}
-
 /// One file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -93,10 +73,7 @@ pub(crate) struct Mapping {
     pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
-    /// Where its mapped pages are, once it has been mapped.
-    mirror: OnceLock<Arc<Mirror>>,
-    /// What its pages are in if they are the program's own; then it has no mirror.
-    own: OnceLock<Arc<dyn OwnMemory>>,
+    pub(crate) mapped: MappedOfFile,
     /// What of it is being filled.
     pub(crate) on_its_way: OnItsWay,
     /// How many of its folios' reads have ended. Not from `crate::base::sync`: only time depends on it.
@@ -163,8 +140,7 @@ struct Change {
     owner: IndexOwner,
     /// Folios in the index.
     folios: u64,
-    /// Where the bytes of its pages are, if they are the program's own.
-    own: Option<PageStates>,
+    mapped: MappedStates,
 }
 
 /// A mapping's `change` mutex, held: the right to change its index.
@@ -240,73 +216,6 @@ impl Mapping {
         mutant::pause();
     }
 
-    /// Its mirror, made by the first call, with the userfaultfd that `uffd` gives.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Mirror`], or what `uffd` fails with.
-    pub(crate) fn mirror<'u>(
-        &self,
-        uffd: impl FnOnce() -> Result<&'u Arc<Uffd>>,
-    ) -> Result<&Arc<Mirror>> {
-        if let Some(mirror) = self.mirror.get() {
-            return Ok(mirror);
-        }
-        // Under the mutex under which the length changes, so that it is of one length.
-        let _resizing = self.resizing.lock();
-        if self.mirror.get().is_none() {
-            let made = Mirror::new(self.len_bytes(), uffd()?);
-            let _ = self.mirror.set(Arc::new(made.map_err(|why| self.mirror_error(why))?));
-        }
-        Ok(self.mirror_of_folios())
-    }
-
-    /// What its mirror has in memory.
-    #[cfg(feature = "testing")]
-    pub(crate) fn mirrored_bytes(&self) -> u64 {
-        self.mirror.get().map_or(0, |mirror| mirror.bytes_in_memory())
-    }
-
-    /// The error that the system has refused something of its mirror.
-    pub(crate) fn mirror_error(&self, why: SystemRefused) -> Error {
-        let SystemRefused { what, cause } = why;
-        ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
-    }
-
-    /// Waits for threads that are putting bytes of `pages` into its mirror, or taking them out.
-    /// The caller holds no lock, but perhaps `resizing`, which these threads do not take.
-    pub(crate) fn settle_mirror(&self, pages: &Range<u64>) {
-        if let Some(mirror) = self.mirror.get() {
-            mirror.settle(pages);
-        }
-    }
-
-    /// Whether somebody is just putting a page of these into the mirror, or taking one out.
-    pub(crate) fn is_mirror_unsettled(&self, pages: &Range<u64>) -> bool {
-        self.mirror.get().is_some_and(|mirror| mirror.is_unsettled(pages))
-    }
-
-    /// Its mirror, if it has one by now.
-    pub(crate) fn mirror_if_made(&self) -> Option<&Arc<Mirror>> {
-        self.mirror.get()
-    }
-
-    /// The mirror of a file with mirrored folios.
-    pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
-        self.mirror.get().expect("mirrored folios are those of a file that has a mirror")
-    }
-
-    /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
-    /// any.
-    pub(crate) fn make_own(&self, pages: PageStates, memory: Arc<dyn OwnMemory>) {
-        self.change.lock().own = Some(pages);
-        assert!(self.own.set(memory).is_ok(), "a mapping has one memory");
-    }
-
-    /// The memory of its pages, if they are the program's own.
-    pub(crate) fn own(&self) -> Option<&Arc<dyn OwnMemory>> {
-        self.own.get()
-    }
-
     /// Takes the `change` mutex.
     pub(crate) fn change(&self) -> Changing<'_> {
         Changing { mapping: self, guard: self.change.lock() }
@@ -344,26 +253,10 @@ impl Changing<'_> {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
     }
 
-    /// Where the bytes of its pages are, if they are the program's own.
-    pub(crate) fn own(&mut self) -> Option<&mut PageStates> {
-        self.guard.own.as_mut()
-    }
-
-    /// Before pages of these leave memory without a write: see [`OwnMemory::distrust`]. Returns slots
-    /// of no more use.
-    pub(crate) fn distrust(&mut self, pages: &[u64]) -> Vec<Unused> {
-        match (self.mapping.own(), self.guard.own.as_mut()) {
-            (Some(memory), Some(states)) => memory.distrust(states, pages),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether the bytes of the folio at `page` are elsewhere, too.
-    pub(crate) fn is_clean(&mut self, nodes: &NodePool, page: u64) -> bool {
-        match self.own() {
-            Some(pages) => pages.may_leave(page),
-            None => self.writer(nodes).is_clean(page),
-        }
+    /// What maps need under the mutex.
+    #[cfg(feature = "map")]
+    pub(crate) fn mapped(&mut self) -> &mut MappedStates {
+        &mut self.guard.mapped
     }
 
     /// Folios in the index.
@@ -511,10 +404,9 @@ impl Mappings {
             id,
             len_bytes: AtomicU64::new(len_bytes),
             resizing: Mutex::new(len_bytes),
-            change: Mutex::new(Change { owner, folios: 0, own: None }),
+            change: Mutex::new(Change { owner, folios: 0, mapped: MappedStates::default() }),
             backing,
-            mirror: OnceLock::new(),
-            own: OnceLock::new(),
+            mapped: MappedOfFile::default(),
             on_its_way: OnItsWay::default(),
             reads_ended: 0.into(),
             path,

@@ -5,9 +5,10 @@
 //! ```text
 //! fill/       a miss: which thread fills, which wait; reading ahead
 //! reclaim/    memory under the budget: allocation, eviction, the daemon, compaction
-//! freeze/     what needs a folio that nobody uses: drop, split, migrate, lend, revoke
+//! freeze/     what needs a folio that nobody uses: drop, split, migrate, revoke
 //! handle      one open of a file, with all that a hit needs in one cache line
 //! core        the parts of one cache together; holding a folio, and letting it go
+//! outside     the seam: folios whose bytes are outside of the arena
 //! mapping     one file: its index, its `change` mutex, its length, its source
 //! readers/    a record of slots for each reader, the scan of all, deferred folios
 //! pressure/   watermarks; the threads and futures that wait for memory
@@ -24,6 +25,7 @@ pub(crate) mod freeze;
 pub(crate) mod grants;
 pub(crate) mod handle;
 pub(crate) mod mapping;
+pub(crate) mod outside;
 pub(crate) mod pressure;
 pub(crate) mod readers;
 pub(crate) mod reclaim;

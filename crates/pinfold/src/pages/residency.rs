@@ -7,7 +7,7 @@ use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Sweep};
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Mutex;
-use crate::frames::{Flags, Frame, FrameNumber, Frames};
+use crate::frames::{Flags, Frame, FrameNumber, Frames, Identity};
 
 /// Any policy, for any borrow of the frame table.
 type AnyPolicy = Box<dyn for<'a> Policy<Entries<'a>>>;
@@ -67,7 +67,7 @@ impl Residency {
     }
 
     /// The folios that the policy would evict next, until they have `pages` pages, there are `most`
-    /// of them, or one is mirrored.
+    /// of them, or one is hollow.
     pub(crate) fn next_victims(
         &self,
         frames: &Frames,
@@ -84,7 +84,7 @@ impl Residency {
             let frame = frames.frame(victim);
             offered += u64::from(frame.order().frames());
             victims.push(victim);
-            if frame.is_mirrored() {
+            if frame.is_hollow() {
                 break;
             }
         }
@@ -134,6 +134,20 @@ impl Residency {
     }
 }
 
+/// A folio that may go, and its identity when it was chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) head: FrameNumber,
+    pub(crate) identity: Identity,
+}
+
+impl Candidate {
+    /// The folio at `head`, as it is now; no hold is taken.
+    pub(crate) fn of(frames: &Frames, head: FrameNumber) -> Self {
+        Candidate { head, identity: frames.frame(head).identity() }
+    }
+}
+
 /// The entries of folio heads, as the policy sees them under its lock.
 struct Entries<'a>(&'a Frames);
 
@@ -159,7 +173,7 @@ impl Residents for Entries<'_> {
         self.entry(id).set_uses(uses);
     }
     fn is_partly_used(&self, id: Id) -> bool {
-        let kept_whole = Flags::MIRRORED | Flags::GRANTED;
+        let kept_whole = Flags::HOLLOW | Flags::GRANTED;
         self.entry(id).is_partly_used()
             && !self.entry(id).flags().intersects(kept_whole)
             && !mutant::on(Mutant::PartsUnsplit)

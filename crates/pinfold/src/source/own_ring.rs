@@ -18,7 +18,7 @@
 //! read had many parts. A forked child does not see the queues, and makes a ring of its own.
 //!
 //! # Who owns the memory
-//! The caller, who lends it for the time of the call: the call returns when the kernel is done with
+//! The caller, who gives it for the time of the call: the call returns when the kernel is done with
 //! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
 //! completions do not appear; then the ring is closed, and waited for until the kernel has released
 //! it, as in `ring/driver.rs`; a forked child that lives keeps it, too. What has no result by then is read by `preadv`.
@@ -282,7 +282,7 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         let fd = self.file.for_try(Direction::Read, end, tries);
         let iovecs = &mut self.slots.iovecs[*slot];
         iovecs.fill(extents, *done);
-        // SAFETY: the memory is lent to this call, and the iovecs are in a box that is neither
+        // SAFETY: the memory is this call's meanwhile, and the iovecs are in a box that is neither
         // moved out of nor freed; both until the completion was seen or the kernel has released
         // the ring.
         unsafe { self.carrier.push(self.file, fd, n, *offset + *done as u64, iovecs) };

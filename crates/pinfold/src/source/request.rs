@@ -245,7 +245,7 @@ impl Request {
     /// # Safety
     /// The memory of every extent keeps [`Extent::new`]'s contract until `completion` is called,
     /// and for ever if it never is (a source may leak a request). Only this and
-    /// [`write`](Self::write) lend memory for longer than a call.
+    /// [`write`](Self::write) give memory for longer than a call.
     ///
     /// # Panics
     /// If there are no bytes to move, or the range ends beyond the largest file offset.

@@ -43,6 +43,7 @@ use crate::pages::fill;
 use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
+use crate::pages::outside::Outside;
 use crate::pages::reclaim;
 
 use super::run::{PinnedRun, PinnedRuns};
@@ -250,7 +251,7 @@ const ONE_PAGE: u8 = 2;
 fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
     let FolioWanted { handle, page, to, end_byte } = seek;
     let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
-    if frame.is_mirrored()
+    if frame.is_hollow()
         || must_move(&handle.core, head, span)
         || (KIND == SINGLES && span != PAGE_BYTES as u64)
     {
@@ -308,7 +309,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             return Ok(None);
         }
         let bytes = identity.order.bytes() as u64;
-        if !held.frame().is_mirrored() && !must_move(core, held.head(), bytes) {
+        if !held.frame().is_hollow() && !must_move(core, held.head(), bytes) {
             return pin_held(handle, &held, stamp, page, to, range.end);
         }
         match move_and_pin(handle, held, page, to, range.end) {
@@ -318,7 +319,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                 let since = held_since.get().unwrap_or_else(Instant::now);
                 if since.elapsed() <= PATIENCE {
                     held_since.set(Some(since));
-                    core.let_go_of_recent(|_| true);
+                    core.let_go_of_kept(|_| true);
                     breathe();
                     return Ok(None);
                 }
@@ -383,11 +384,11 @@ fn pin_held(
 }
 
 /// Frames that a folio of `order` may be pinned in.
-fn alloc_for(core: &Core, order: Order, mirrored: bool) -> Option<FrameNumber> {
+fn alloc_for(core: &Core, order: Order, hollow: bool) -> Option<FrameNumber> {
     if order < Order::MAX {
         return reclaim::alloc_unmovable(core, order);
     }
-    debug_assert!(mirrored, "a folio that fills a run stays");
+    debug_assert!(hollow, "a folio that fills a run stays");
     core.frames.alloc(order).or_else(|| reclaim::compact(core).then(|| core.frames.alloc(order))?)
 }
 
@@ -410,8 +411,8 @@ enum Moved {
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
-    let Some(new) = alloc_for(core, order, held.frame().is_mirrored()) else {
-        if held.frame().is_mirrored() {
+    let Some(new) = alloc_for(core, order, held.frame().is_hollow()) else {
+        if held.frame().is_hollow() {
             // It cannot stay, and there is no memory for it.
             let (offset, word) = (held.offset(), held.frame().count.word());
             let bytes = order.bytes() as u64;

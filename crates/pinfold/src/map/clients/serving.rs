@@ -412,7 +412,7 @@ impl Clients {
     fn keep(&self, page: u64) {
         let handle = self.snapshot.file.handle();
         if let Some(held) = handle.core.hold(&handle.mapping, page)
-            && held.frame().is_mirrored()
+            && held.frame().is_hollow()
         {
             handle.core.keep_recent(held);
         }

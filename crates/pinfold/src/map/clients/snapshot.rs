@@ -176,8 +176,7 @@ impl Snapshot {
                 lend::look_beside(handle, page)
             } else {
                 let lent = handle.core.hold(&handle.mapping, page);
-                let is_there =
-                    |it: &Held<'_>| !it.frame().is_changing() && it.frame().is_mirrored();
+                let is_there = |it: &Held<'_>| !it.frame().is_changing() && it.frame().is_hollow();
                 lent.filter(|it| is_there(it) && lend::reaches(it, page))
             };
             if lent.is_none() {

@@ -57,7 +57,7 @@ fn pages_have_their_bytes_and_the_budget_holds() {
         let stats = cache.stats();
         assert!(stats.resident_bytes + stats.metadata_bytes + stats.free_bytes <= 16 * MIB as u64);
         let mirrored = mirrored_bytes(&file);
-        let lent = file.handle().core.frames.lent_runs().count() * 2 * MIB;
+        let lent = file.handle().core.frames.hollow_runs().count() * 2 * MIB;
         assert!(mirrored <= lent as u64, "{mirrored} bytes in runs of {lent}");
         assert!(mirrored > 8 * MIB as u64, "it uses the cache: {mirrored}");
     }
@@ -79,7 +79,7 @@ fn every_way_in_reads_what_is_mirrored() {
         assert_eq!(file.borrow(page, &reader).unwrap()[..], [bytes_of(page); 4096]);
     }
     let handle = file.handle();
-    let mirrored = |page| handle.core.hold(&handle.mapping, page).unwrap().frame().is_mirrored();
+    let mirrored = |page| handle.core.hold(&handle.mapping, page).unwrap().frame().is_hollow();
     assert!((0..20).all(mirrored));
     let pinned = file.pin(0..10 * 4096).unwrap();
     assert!(!(0..10).any(mirrored), "a pin has it moved to the arena");
@@ -160,9 +160,9 @@ fn come_late() -> bool {
     file.read_at(&mut [0], 5 * 4096).unwrap();
     let handle = file.handle();
     let late = handle.core.hold(&handle.mapping, 5).expect("it was read");
-    assert!(!late.frame().is_mirrored());
+    assert!(!late.frame().is_hollow());
     assert_eq!(access(&file, 5), bytes_of(5));
-    let (new, _) = reclaim::allocate_lent(&handle.core, Order::MIN, true).unwrap().unwrap();
+    let (new, _) = lent::allocate_lent(&handle.core, Order::MIN, true).unwrap().unwrap();
     let mirror = of(handle).unwrap();
     match Lending::of(&handle.core, mirror, late, new) {
         Some(lending) => {
@@ -211,25 +211,25 @@ fn a_large_folio_waits_for_no_guard_of_another_of_its_pages() {
 #[test]
 fn the_arena_and_mirrors_take_memory_from_each_other() {
     let (cache, file) = file(16 * MIB, 64 * MIB);
-    let lent_runs = || file.handle().core.frames.lent_runs().count();
+    let hollow_runs = || file.handle().core.frames.hollow_runs().count();
     let mut buf = vec![0; MIB];
     for round in 0..3 {
         // More than once, as what is read once does not displace what was used before.
         let mut reads = (0..12).cycle().take(2000);
-        while lent_runs() > 2
+        while hollow_runs() > 2
             && let Some(at) = reads.next()
         {
             assert_eq!(file.read_at(&mut buf, at * MIB as u64).unwrap(), MIB);
         }
-        assert!(lent_runs() <= 2, "round {round}: {} runs are still lent", lent_runs());
+        assert!(hollow_runs() <= 2, "round {round}: {} runs are still lent", hollow_runs());
         let mut pages = (16 * MIB..28 * MIB).step_by(4096).cycle().take(300_000);
-        while lent_runs() < 5
+        while hollow_runs() < 5
             && let Some(page) = pages.next()
         {
             let page = (page / 4096) as u64;
             assert_eq!(access(&file, page), bytes_of(page));
         }
-        assert!(lent_runs() >= 5, "round {round}: {} runs are lent", lent_runs());
+        assert!(hollow_runs() >= 5, "round {round}: {} runs are lent", hollow_runs());
     }
     assert_eq!(cache.stats().dirty_bytes, 0);
 }
@@ -309,7 +309,7 @@ fn is_claimed_when_woken() -> bool {
     file.advise(0..1, Hint::Random).unwrap();
     file.read_at(&mut [0], 5 * 4096).unwrap();
     let (handle, core) = (file.handle(), &*file.handle().core);
-    let (head, order) = reclaim::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+    let (head, order) = lent::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
     let look = Arc::new(Look(file.clone(), None.into()));
     let waker = std::task::Waker::from(look.clone());
     assert!(!core.waiters.poll(head.0, wait::Ticket::new(), &waker, || false));
@@ -365,15 +365,15 @@ fn access_in_pieces() -> crate::Result<()> {
     file.advise(0..1, Hint::Sequential).unwrap();
     let core = &file.handle().core;
     // Ends: there is so much memory.
-    while core.frames.lend_run() {}
+    while core.frames.hollow_out_run() {}
     let mut used = Vec::new();
-    while let Some((head, _)) = core.frames.alloc_lent(Order::MIN) {
+    while let Some((head, _)) = core.frames.alloc_hollow(Order::MIN) {
         used.push(head);
     }
     for head in used.into_iter().filter(|head| head.0 % 2 == 0).take(200) {
         core.give_back(head);
     }
-    assert_eq!(core.frames.free_lent(), 200);
+    assert_eq!(core.frames.free_hollow(), 200);
     for page in 0..PIECES {
         drop(now(put(file.handle(), page, Waiter::Thread))?);
     }
@@ -430,8 +430,8 @@ fn index_nodes_keep_no_run_from_being_lent() {
         file.invalidate(0..file.len()).unwrap();
         core.let_go_of_recent(|_| true);
         let all_are_lent = || {
-            let _ = reclaim::compact(core) && core.frames.lend_run();
-            core.frames.lent_runs().count() == core.frames.whole_runs().count()
+            let _ = reclaim::compact(core) && core.frames.hollow_out_run();
+            core.frames.hollow_runs().count() == core.frames.whole_runs().count()
         };
         assert!(soon(all_are_lent), "{pinned} pages were pinned");
     }
@@ -451,8 +451,8 @@ fn runs_whose_pins_have_ended_can_be_lent() {
         file.invalidate((first + 1) * page..(first + 50) * page).unwrap();
     }
     let all_are_lent = || {
-        let _ = reclaim::compact(core) && core.frames.lend_run();
-        core.frames.lent_runs().count() == core.frames.whole_runs().count()
+        let _ = reclaim::compact(core) && core.frames.hollow_out_run();
+        core.frames.hollow_runs().count() == core.frames.whole_runs().count()
     };
     assert!(soon(all_are_lent));
     assert!((0..1000).step_by(50).all(|page| core.hold(&file.handle().mapping, page).is_some()));
@@ -479,11 +479,11 @@ fn a_run_stays_lent_while_there_are_maps() {
     }
     drop(guards);
     file.invalidate(0..file.len()).unwrap();
-    let lent = || cache.core().frames.lent_runs().count();
+    let lent = || cache.core().frames.hollow_runs().count();
     assert!(soon(|| lent() == 1));
     drop(mapper);
     assert!(soon(|| lent() == 0));
-    assert_eq!(cache.core().frames.free_lent(), 0);
+    assert_eq!(cache.core().frames.free_hollow(), 0);
 }
 
 #[test]
@@ -518,8 +518,8 @@ fn ready_where_many_wait() -> Result<bool> {
     let cache = Cache::new(options).unwrap();
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; MIB]))).unwrap();
     let (handle, core) = (file.handle(), &*file.handle().core);
-    while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
-    let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
+    while let Ok(Some(_used)) = lent::allocate_lent(core, Order::MAX, false) {}
+    let others: Vec<_> = (0..99).map_while(|_| core.mapped.may_wait_with(16)).collect();
     let read = fill::get(handle, 0, PAGE_BYTES)?;
     let is_ready =
         now(ready(handle, 0, read, &mut AccessWaits::default(), Waiter::Thread))?.is_some();
@@ -560,9 +560,9 @@ fn look_without_nodes() -> Result<bool> {
         page += 64;
     }
     // All memory is used but one lent frame.
-    while core.frames.lend_run() {}
+    while core.frames.hollow_out_run() {}
     let mut used = Vec::new();
-    while let Some((head, _)) = core.frames.alloc_lent(Order::MIN) {
+    while let Some((head, _)) = core.frames.alloc_hollow(Order::MIN) {
         used.push(head);
     }
     while let Some(head) = core.frames.alloc(Order::MIN) {

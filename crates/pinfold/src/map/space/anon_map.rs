@@ -14,9 +14,8 @@ use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::swap::pages::PageStates;
+use crate::mapped::swap::pages::{OwnMemory, PageStates};
 use crate::mapped::task::{Waiter, now};
-use crate::pages::mapping::OwnMemory;
 use crate::source::Hint;
 
 /// Memory of the program's own under the cache's budget: anonymous memory

@@ -99,7 +99,7 @@ impl<'a> HeldBytes<'a> {
             ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
         };
         if pages.end - pages.start > u64::from(most) {
-            return Err(too_large(core.pressure.held.pages()).into());
+            return Err(too_large(core.mapped.held.pages()).into());
         }
         many::will_need(handle, pages.clone());
         let mut page = pages.start;
@@ -108,7 +108,7 @@ impl<'a> HeldBytes<'a> {
             let folio = folio_in_mirror(handle, page)?;
             let identity = folio.frame().identity();
             let claims = identity.order.frames();
-            core.pressure.held.add(claims, most).map_err(&too_large)?;
+            core.mapped.held.add(claims, most).map_err(&too_large)?;
             held.claimed += claims;
             let (has_end, folio_end) = (folio.file_pages_end(), identity.pages().end);
             if has_end < pages.end.min(folio_end) && !mutant::on(Mutant::HoldsWholeFolios) {
@@ -168,6 +168,6 @@ impl AsRef<[u8]> for HeldBytes<'_> {
 impl Drop for HeldBytes<'_> {
     fn drop(&mut self) {
         self.folios.clear();
-        self.core.pressure.held.take_back(self.claimed);
+        self.core.mapped.held.take_back(self.claimed);
     }
 }

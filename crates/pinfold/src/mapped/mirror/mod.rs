@@ -26,7 +26,7 @@
 //! | from | to | step | by |
 //! |---|---|---|---|
 //! | free | claimed | [`Mirror::claim`] | `lend.rs` |
-//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `freeze/lend.rs` |
+//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `lend/exchange.rs` |
 //! | claimed | free | hole punched; then the claim ends | a lender that finds the folio gone |
 //! | lent | free | hole punched under the `change` mutex under which the folio leaves the index | migration to the arena |
 //! | lent | leaving | under the `change` mutex under which the folio leaves the index | eviction |

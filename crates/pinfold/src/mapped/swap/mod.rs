@@ -3,12 +3,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
+//! | `choice.rs` | the options by which a program asks for one |
 //! | `slots.rs` | which slots are free |
 //! | `pages.rs` | the states of a page, and the protocol of a page-out |
 //!
 //! Which pages go there is decided in `reclaim`; `space/anon/` moves them. Nothing here knows of
 //! files or folios.
 
+mod choice;
 pub(crate) mod pages;
 pub(crate) mod slots;
 
@@ -23,8 +25,9 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use crate::base::guarded::guarded;
 use crate::base::limits::check_file_end;
+use crate::error::{ErrorKind, Result};
 use crate::frames::PAGE_BYTES;
-use crate::options::SwapPlace;
+use crate::options::{Options, PagedOutTo};
 use crate::source::{
     Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, find, is_refusal,
     read_later,
@@ -126,21 +129,37 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed); // a count
 }
 
+/// The swap that the options ask for.
+///
+/// # Errors
+/// [`ErrorKind::SwapFile`].
+pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swap>> {
+    let Some((place, bytes)) = &options.paged_out_to else { return Ok(None) };
+    let swap = Swap::new(place, *bytes, engine).map_err(|cause| {
+        let dir = match place {
+            PagedOutTo::Dir(dir) => Some(dir.clone()),
+            PagedOutTo::Source(_) => None,
+        };
+        ErrorKind::SwapFile { dir, bytes: *bytes, cause: Arc::new(cause) }
+    });
+    Ok(Some(swap?))
+}
+
 impl Swap {
     /// A swap of `bytes` bytes, rounded down to whole pages.
     ///
     /// # Errors
     /// It is less than a page; the file cannot be made, or its file system has no room.
-    pub(crate) fn new(place: &SwapPlace, bytes: u64, engine: &Arc<Engine>) -> io::Result<Self> {
+    pub(crate) fn new(place: &PagedOutTo, bytes: u64, engine: &Arc<Engine>) -> io::Result<Self> {
         let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
         if slots == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
         }
         let (source, backing) = match place {
-            SwapPlace::Source(source) => {
+            PagedOutTo::Source(source) => {
                 (source.clone(), Backing::new(source.clone(), engine.clone()))
             }
-            SwapPlace::Dir(dir) => {
+            PagedOutTo::Dir(dir) => {
                 let opened = make(dir, u64::from(slots) * PAGE_BYTES as u64, engine)?;
                 (opened.source.clone(), Backing::of_file(opened, engine.clone()))
             }
@@ -339,7 +358,7 @@ mod tests {
     #[test]
     fn pages_come_back_from_their_slots_and_the_file_has_no_name() {
         let dir = tempfile::tempdir().unwrap();
-        let swap = Swap::new(&SwapPlace::Dir(dir.path().to_owned()), 1 << 20, &engine()).unwrap();
+        let swap = Swap::new(&PagedOutTo::Dir(dir.path().to_owned()), 1 << 20, &engine()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let mut pages = crate::source::AlignedBuffer::zeroed(3 * PAGE_BYTES, PAGE_BYTES);
         for (n, byte) in pages.iter_mut().enumerate() {
@@ -358,7 +377,7 @@ mod tests {
     #[test]
     fn a_swap_that_lost_its_bytes_says_so() {
         let swap =
-            Swap::new(&SwapPlace::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20, &engine());
+            Swap::new(&PagedOutTo::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20, &engine());
         let swap = swap.unwrap();
         let error = swap.read(Slot(0), &mut [0; PAGE_BYTES]).unwrap_err();
         assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
@@ -369,7 +388,7 @@ mod tests {
     #[test]
     fn who_is_full_rests_until_there_is_a_slot() {
         let source = Arc::new(Memory::new(Vec::new()));
-        let swap = Swap::new(&SwapPlace::Source(source), PAGE_BYTES as u64, &engine()).unwrap();
+        let swap = Swap::new(&PagedOutTo::Source(source), PAGE_BYTES as u64, &engine()).unwrap();
         assert!(!swap.rests());
         let taken: Vec<u32> = swap.slots.take(1).into_iter().flatten().collect();
         // Long enough for a slow machine.
@@ -389,8 +408,8 @@ mod tests {
     #[test]
     fn a_swap_without_room_for_a_page_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let source = SwapPlace::Source(Arc::new(Memory::new(Vec::new())));
-        for place in [SwapPlace::Dir(dir.path().to_owned()), source] {
+        let source = PagedOutTo::Source(Arc::new(Memory::new(Vec::new())));
+        for place in [PagedOutTo::Dir(dir.path().to_owned()), source] {
             for bytes in [0, 1, 4095] {
                 let error = Swap::new(&place, bytes, &engine()).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
@@ -401,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_not_there_is_an_error() {
-        let place = SwapPlace::Dir("/no/such/directory".into());
+        let place = PagedOutTo::Dir("/no/such/directory".into());
         assert_eq!(
             Swap::new(&place, 1 << 20, &engine()).unwrap_err().kind(),
             io::ErrorKind::NotFound

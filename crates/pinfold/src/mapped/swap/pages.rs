@@ -101,6 +101,23 @@ pub(crate) struct Unused(pub(crate) Option<Slot>);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct IsWriting;
 
+/// The memory of a mapping whose pages are the program's own: what eviction asks of it.
+pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
+    /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
+    /// False: the system keeps some of them there.
+    fn take_out_of_memory(&self, pages: Range<u64>) -> bool;
+
+    /// Of these pages, in rising order, those that could leave memory without a write, and whose
+    /// protection has ended without a fault, count as stored to from now on. Called under the
+    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
+    fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused>;
+
+    /// Writes those of these pages of the mapping with the number `mapping`, in rising order, that
+    /// are dirty and that nobody uses to the swap, so that they may leave memory. If the swap has
+    /// just failed or was full, only with `now`. No lock may be held.
+    fn write_out(&self, mapping: u32, pages: &[u64], now: bool);
+}
+
 /// The states of all pages of a mapping.
 #[derive(Debug)]
 pub(crate) struct PageStates {

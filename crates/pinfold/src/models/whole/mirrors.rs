@@ -20,12 +20,13 @@ use std::task::{Context, Poll};
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, park, spawn};
 use crate::base::mutant::Mutant;
 use crate::frames::PAGE_BYTES;
-use crate::map::lend;
+use crate::map::{lend, lent};
 use crate::mapped::mirror::Mirror;
 use crate::mapped::task::{Rests, Waiter, now};
 use crate::pages::core::Held;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
+use crate::pages::outside::Outside;
 use crate::pages::reclaim;
 
 const PAGES: u64 = 3;
@@ -99,8 +100,8 @@ impl Maps {
             if draw(2) == 0 {
                 self.access(page, false);
             }
-            let is_mirrored = guard.deref().as_ptr() == self.mirror().address(page).cast_const();
-            let is_there = !is_mirrored || self.is_there(page);
+            let is_hollow = guard.deref().as_ptr() == self.mirror().address(page).cast_const();
+            let is_there = !is_hollow || self.is_there(page);
             assert!(is_there, "a page that somebody holds was taken out");
             self.fixture.check_bytes(0, page, &guard);
             assert_eq!(generation(&guard), first, "a page that somebody holds changed");
@@ -114,7 +115,7 @@ impl Maps {
                 + 1;
         let mapping = &self.fixture.files[0].mapping;
         freeze::drop_clean(&self.fixture.core, mapping, 0..PAGES);
-        mapping.settle_mirror(&(0..PAGES));
+        self.fixture.core.settle(mapping, &(0..PAGES));
         self.settled.fetch_max(now, Ordering::Relaxed);
     }
 
@@ -128,13 +129,10 @@ impl Maps {
         core.let_go_of_recent(|_| true);
         for page in 0..PAGES {
             let held = core.hold(&file.mapping, page);
-            let is_mirrored = held.as_ref().is_some_and(|held| held.frame().is_mirrored());
+            let is_hollow = held.as_ref().is_some_and(|held| held.frame().is_hollow());
             drop(held);
             let is_there = self.is_there(page);
-            assert_eq!(
-                is_there, is_mirrored,
-                "page {page} is in the mirror, or in the index alone"
-            );
+            assert_eq!(is_there, is_hollow, "page {page} is in the mirror, or in the index alone");
             self.access(page, false);
         }
         core.let_go_of_recent(|_| true);
@@ -213,8 +211,8 @@ fn move_out(maps: &Maps) {
 
 fn take_back(maps: &Maps) {
     let core = &maps.fixture.core;
-    let run = core.frames.lent_runs().next();
-    run.map(|run| reclaim::take_back(core, run));
+    let run = core.frames.hollow_runs().next();
+    run.map(|run| lent::take_back(core, run));
 }
 
 /// Runs three threads, each of which does a few of the steps.

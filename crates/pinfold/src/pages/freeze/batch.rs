@@ -18,33 +18,21 @@ use std::sync::Arc;
 
 use super::users::{self, InUse};
 use crate::base::mutant::{self, Mutant};
-use crate::frames::{FrameNumber, Identity, MAPPING_NONE};
+use crate::frames::MAPPING_NONE;
 use crate::pages::core::Core;
 use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::outside::Outside;
 use crate::pages::readers::LOOK_MAX;
+use crate::pages::residency::Candidate;
 
 /// What a batch is frozen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     /// Its folios leave memory: dirty ones stay.
     Leave,
-    /// They move to other frames. Own memory that is dirty moves, too: it has its frames by number
-    /// alone, and its bytes stay where they are.
+    /// They move to other frames. Of a file that is outside, what is dirty moves, too: it has its
+    /// frames by number alone, and its bytes stay where they are.
     Move,
-}
-
-/// A folio to be frozen, and its identity when it was chosen.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) head: FrameNumber,
-    pub(crate) identity: Identity,
-}
-
-impl Candidate {
-    /// The folio at `head`, as it is now; no hold is taken.
-    pub(crate) fn of(core: &Core, head: FrameNumber) -> Self {
-        Candidate { head, identity: core.frames.frame(head).identity() }
-    }
 }
 
 /// Folios to be frozen together, with their mappings.
@@ -111,7 +99,7 @@ impl Candidates {
     pub(crate) fn freeze(&self, core: &Core, to: To) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
         if to == To::Leave {
-            self.distrust(core, &mut changing);
+            self.notice_stores(core, &mut changing);
         }
         let mut states = Vec::with_capacity(self.folios.len());
         for &folio in &self.folios {
@@ -136,17 +124,17 @@ impl Candidates {
 }
 
 impl Candidates {
-    /// Whether pages of own memory are clean is looked up, right before they leave.
-    fn distrust(&self, core: &Core, changing: &mut [Changing<'_>]) {
+    /// Whether pages that are outside are clean is looked up, right before they leave.
+    fn notice_stores(&self, core: &Core, changing: &mut [Changing<'_>]) {
         for (mapping, changing) in self.mappings.iter().zip(changing) {
-            if mapping.own().is_none() {
+            if !core.is_outside(mapping) {
                 continue;
             }
             let its = self.folios.iter().filter(|folio| folio.identity.mapping == mapping.id);
             let mut pages: Vec<u64> = its.map(|folio| folio.identity.index).collect();
             pages.sort_unstable();
             pages.dedup();
-            core.give_slots(changing.distrust(&pages));
+            core.notice_stores(changing, &pages);
         }
     }
 
@@ -210,8 +198,8 @@ fn freeze_there(
         return Err(InUse::Busy);
     }
     let may_be_dirty =
-        to == To::Move && changing.own().is_some() && !mutant::on(Mutant::DirtyStays);
-    if !may_be_dirty && !changing.is_clean(&core.nodes, page) && !mutant::on(Mutant::LoseDirty) {
+        to == To::Move && core.is_outside(changing.mapping()) && !mutant::on(Mutant::DirtyStays);
+    if !may_be_dirty && !core.is_clean(changing, page) && !mutant::on(Mutant::LoseDirty) {
         return Err(InUse::Dirty);
     }
     users::freeze(frame)

@@ -8,7 +8,7 @@
 //! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
 //!    fill lands);
 //! 2. tell the policy that it is gone;
-//! 3. if it is mirrored, its place stays its own until it is freed;
+//! 3. if it is hollow, its place stays its own until it is freed;
 //! 4. remove it from the index and forget its identity: no thread finds, holds or announces it
 //!    anew.
 //!
@@ -24,6 +24,7 @@ use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::pages::core::Core;
 use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::outside::Outside;
 use crate::pages::readers::LOOK_MAX;
 
 /// Folios dropped under one hold of the mutex, and looked for in one scan.
@@ -87,9 +88,9 @@ impl Gone {
 /// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
 /// critical section first asks whether all folios are clean: one may become dirty in between.
 ///
-/// A map shows what the mirror has, whatever the index has. So mirrored folios are let go of, and
-/// those who are just lending or evicting one are waited for, before the length is stored: a thread
-/// that has seen it finds no page of before in a map, unless somebody uses it.
+/// A map shows what is outside, whatever the index has. So hollow folios are let go of, and those who
+/// just put one there or take one out are waited for, before the length is stored: a thread that has
+/// seen it finds no page of before in a map, unless somebody uses it.
 ///
 /// The caller lets go of the other folios when it has released that mutex. All of it is done within
 /// [`together`](crate::base::wait::together), as futures are woken under that mutex.
@@ -110,12 +111,12 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     Gone::default()
 }
 
-/// How often a change of the length clears the mirror anew because pages were lent meanwhile.
+/// How often a change of the length begins anew because folios became hollow meanwhile.
 const CLEARS_MAX: u32 = 16;
 
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
 /// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and none
-/// of them is left in the mirror; drops nothing more once the file has a dirty folio, and leaves step
+/// of them is left outside; drops nothing more once the file has a dirty folio, and leaves step
 /// 5 of the others to the caller.
 fn drop_range(
     core: &Core,
@@ -130,7 +131,7 @@ fn drop_range(
     let (mut is_shown, mut clears) = (false, 0);
     // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
     // again for folios inserted meanwhile, each of which takes a read of the source, and a few times
-    // for the mirror.
+    // for what is outside.
     while from < pages.end {
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
@@ -141,15 +142,17 @@ fn drop_range(
             break;
         }
         while gone.len() < BATCH {
-            let writer = changing.writer(&core.nodes);
-            let next = writer.next_present(from..pages.end);
+            let next = changing.writer(&core.nodes).next_present(from..pages.end);
             let Some(folio) = next else {
                 from = pages.end;
                 break;
             };
             from = folio.end();
             let goes = match which {
-                Which::Clean => writer.is_clean(folio.page),
+                Which::Clean => {
+                    core.notice_stores(&mut changing, &[folio.page]);
+                    core.is_clean(&mut changing, folio.page)
+                }
                 // Under the mutex no folio is frozen, so an odd version says that it is filled.
                 Which::OnTheirWay => core.frames.frame(folio.frame).is_changing(),
                 Which::All => true,
@@ -157,22 +160,13 @@ fn drop_range(
             if !goes {
                 continue;
             }
-            drop(writer);
-            if which == Which::Clean {
-                core.give_slots(changing.distrust(&[folio.page]));
-                if !changing.is_clean(&core.nodes, folio.page) {
-                    continue;
-                }
-            }
-            if let Some(memory) = mapping.own()
-                && !memory.take_out_of_memory(folio.page..folio.end())
-                && which == Which::Clean
-            {
+            let stays = !core.leave_memory(mapping, &[(folio.page, 0)]).is_empty();
+            if stays && which == Which::Clean {
                 continue;
             }
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
-            is_shown |= core.frames.frame(folio.frame).is_mirrored();
+            is_shown |= core.frames.frame(folio.frame).is_hollow();
             drop_one(core, &mut changing, folio.page, folio.frame);
             gone.push(folio.frame);
         }
@@ -182,7 +176,7 @@ fn drop_range(
         {
             let next = changing.writer(&core.nodes).next_present(pages.clone());
             clears_now = next.is_none()
-                && (is_shown || mapping.is_mirror_unsettled(&pages))
+                && (is_shown || core.is_unsettled(mapping, &pages))
                 && clears < CLEARS_MAX
                 && !mutant::on(Mutant::LengthBeforeMaps);
             match next {
@@ -196,7 +190,7 @@ fn drop_range(
             later.folios.append(&mut gone);
             if clears_now {
                 let _ = std::mem::take(&mut later).let_go(core);
-                mapping.settle_mirror(&pages);
+                core.settle(mapping, &pages);
                 (is_shown, clears) = (false, clears + 1);
             }
         } else {
@@ -211,10 +205,10 @@ fn drop_range(
     (dropped, later)
 }
 
-/// Drops all folios of `pages` of the program's own memory, on their way or not, and takes the pages
-/// out of memory. The caller lets go of what is returned, without the mutex.
-#[cfg(not(loom))]
-pub(crate) fn drop_own(
+/// Drops all folios of `pages` of a file that is outside, on their way or not. The caller lets go of
+/// what is returned, without the mutex, and takes the pages out of memory if there are any.
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) fn drop_within(
     core: &Core,
     changing: &mut Changing<'_>,
     pages: Range<u64>,
@@ -229,10 +223,6 @@ pub(crate) fn drop_own(
         gone.push(folio.frame);
         from = folio.end();
     }
-    if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
-        // What the program has sealed stays there until the program ends.
-        let _ = memory.take_out_of_memory(pages);
-    }
     gone
 }
 
@@ -242,14 +232,9 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
     if !frame.is_changing() && !mutant::on(Mutant::FreezeStaysEven) {
         frame.change_begin();
     }
-    // Of own memory nobody reads the bytes by the folio: its pages are taken out with it.
-    if changing.mapping().own().is_none()
-        && frame.is_mirrored()
-        && !mutant::on(Mutant::LeftoverForgotten)
-    {
-        // Its users keep its bytes, where they are.
+    if frame.is_hollow() {
         let pages = page..page + u64::from(frame.order().frames());
-        core.leftovers.begin(head, changing.mapping().mirror_of_folios(), pages);
+        core.left_in_use(changing.mapping(), head, pages);
     }
     core.residency.remove(&core.frames, head);
     let removed = changing.writer(&core.nodes).remove(page);

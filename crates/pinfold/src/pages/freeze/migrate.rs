@@ -4,8 +4,8 @@
 //! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
 //! `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
-//! 2. copy the bytes, and what is known of their uses. A mirrored folio's stay where they are if it remains one;
-//!    if not, they are taken out of the mirror, and so out of all mappings;
+//! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if it
+//!    remains one; if not, they are taken in (`pages/outside.rs`);
 //! 3. give the new folio the old one's identity; its version is still odd;
 //! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
 //!    finds the old head fails on its version, which does not become even again in this use of the
@@ -24,6 +24,7 @@ use crate::frames::{Flags, FrameNumber, copy_racing};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
+use crate::pages::outside::Outside;
 
 /// Steps 1 to 7, except that the caller frees the old frames, without the mutex.
 ///
@@ -54,21 +55,20 @@ pub(crate) fn move_frozen(
     let new = core.frames.frame(new_head);
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "moved to a folio of another size");
-    if !new.is_mirrored() {
+    if !new.is_hollow() {
         let from = core.address(changing.mapping(), folio.frame);
         let to = core.frames.address(new_head);
-        let bytes = if old.is_mirrored() { old.file_bytes() } else { identity.order.bytes() };
+        let bytes = if old.is_hollow() { old.file_bytes() } else { identity.order.bytes() };
         // SAFETY: both are folios of this order and do not overlap. The old one is frozen, so no
         // thread changes it; the new one is the caller's alone. Readers of its last use load from
         // it by racing loads, and notice by the version.
         unsafe { copy_racing(to, from, bytes) };
     }
-    if old.is_mirrored() && !new.is_mirrored() && !mutant::on(Mutant::MoveKeepsPages) {
-        // Before the new folio can be found: whoever finds it may want to lend it.
-        let pages = identity.pages();
-        changing.mapping().mirror_of_folios().punch(pages);
+    if old.is_hollow() && !new.is_hollow() && !mutant::on(Mutant::MoveKeepsPages) {
+        // Before the new folio can be found: whoever finds it may want to put it outside again.
+        core.taken_in(changing.mapping(), identity.pages());
     }
-    assert!(old.is_mirrored() || !new.is_mirrored(), "folios are lent by `lend`");
+    assert!(old.is_hollow() || !new.is_hollow(), "a folio became hollow by a move");
     new.set_uses_of(old);
     new.set_flags(old.flags() & Flags::READAHEAD);
     new.set_identity(identity);

@@ -9,18 +9,17 @@
 //! | `split.rs` | making small folios of a large one | yes | yes | is handed out in pieces |
 //! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for | yes | no: its bytes stay | is thawed |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
-//! | `lend.rs` | moving a folio's bytes to its file's mirror, used or not | no | afterwards | is let go of |
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd all
 //! that time. Who freezes has no reference to the folio: the count is frozen from the index's own
 //! (1), so any other reference or pin makes the freeze fail. A folio that a reader has announced is
-//! thawed (`users.rs`). Whoever only drops or lends leaves the old folio to its users.
+//! thawed (`users.rs`). Whoever only drops leaves the old folio to its users; so does `map/`, where it puts
+//! its bytes outside of the arena.
 //!
 //! Nothing here allocates or evicts.
 
 mod batch;
 mod drop;
-mod lend;
 mod migrate;
 mod revoke;
 mod split;
@@ -28,13 +27,12 @@ mod split;
 mod tests;
 mod users;
 
-pub(crate) use batch::{Candidate, Candidates, Frozen, FrozenBatch, To};
+pub(crate) use batch::{Candidates, Frozen, To};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
-#[cfg(not(loom))]
-pub(crate) use drop::drop_own;
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) use drop::drop_within;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
-pub(crate) use lend::lend;
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use revoke::revoke;
 pub(crate) use split::split;

@@ -65,7 +65,7 @@ pub(crate) fn split(
 
 /// Steps 3 and 4, under the policy's lock.
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
-    let (uses, file_bytes, mirrored) = {
+    let (uses, file_bytes, hollow) = {
         let frame = core.frames.frame(folio.frame);
         // The uses of a piece; `None` if nobody has read it.
         let uses = |n: u32| {
@@ -74,7 +74,7 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
             is_read.then(|| if frame.is_piece_used(n, order) { frame.uses() } else { 0 })
         };
         let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
-        (uses, frame.file_bytes(), frame.flags() & Flags::MIRRORED)
+        (uses, frame.file_bytes(), frame.flags() & Flags::HOLLOW)
     };
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
@@ -83,7 +83,7 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
             let frame = core.frames.frame(piece(n));
             let index = folio.page + u64::from(n * order.frames());
             frame.hand_out(order);
-            frame.set_flags(mirrored);
+            frame.set_flags(hollow);
             match uses[n as usize] {
                 Some(uses) => frame.set_uses(uses),
                 None => frame.set_fresh(),

@@ -6,8 +6,8 @@
 //! | a pin | `pins` of the count | the frozen bit |
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
-//! A map is no user: it shows what is in the file's mirror, which its folios leave with their pages
-//! (`mirror/mod.rs`). Nothing is written to a mirrored page.
+//! A map is no user: it shows what is outside of the arena, from where folios leave with their pages
+//! (`pages/outside.rs`). Nothing is written to a page of a file that is mapped.
 //!
 //! Belongs here: the freeze of a folio by its count, the scan of the slots, the thaw of a frozen
 //! folio, and what becomes of one that left its file while it was in use ([`let_go`]). The other files
@@ -19,6 +19,7 @@ use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::frames::{Flags, Frame, FrameNumber};
 use crate::pages::core::Core;
+use crate::pages::outside::Outside;
 use crate::pages::readers::Announced;
 
 /// Why a folio cannot be frozen.
@@ -109,9 +110,8 @@ pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
 /// announced is freed by its last holder; one that is announced is deferred. So the last reference
 /// to a borrowed folio is never given back: the index's goes last.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
-    // What is kept for mapped accesses is mirrored.
-    if gone.iter().any(|&head| core.frames.frame(head).is_mirrored()) {
-        core.let_go_of_recent(|head| gone.contains(&head));
+    if gone.iter().any(|&head| core.frames.frame(head).is_hollow()) {
+        core.let_go_of_kept(|head| gone.contains(&head));
     }
     let announced = announced(core, gone);
     for (n, &head) in gone.iter().enumerate() {

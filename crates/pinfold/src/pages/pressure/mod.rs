@@ -9,18 +9,14 @@
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
 //! | `claims.rs` | what the claims come to, where futures are not polled |
 //! | `bell.rs` | waking and ending the reclaiming thread |
-//! | `to_write.rs` | pages of own memory on their way to the swap |
-//! | `load.rs` | how many pages threads bring at a time for mapped accesses |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
 mod bell;
 mod claims;
-mod load;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
-mod to_write;
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -29,6 +25,7 @@ use std::time::Duration;
 // Not from `crate::base::sync`: levels and hints, on which no protocol depends.
 use std::sync::atomic::AtomicU32;
 
+use crate::base::held_pages::HeldPages;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::base::wait;
@@ -36,11 +33,8 @@ use crate::frames::Order;
 use bell::Bell;
 pub(crate) use bell::Listener;
 pub(crate) use claims::Claim;
-use load::Load;
-pub(crate) use load::{Bringing, LOOK_AGAIN, Queued};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Share, Turn};
-use to_write::ToWrite;
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -67,41 +61,6 @@ pub(crate) enum Need {
     /// A thread within a call of a source, for its first page. A fill that is under way waits for
     /// this thread, so the thread must not wait for a fill; there are no more of them than fills.
     InASource,
-}
-
-/// Pages that somebody holds for long: how many there may be has a limit.
-#[derive(Debug, Default)]
-pub(crate) struct HeldPages(AtomicU32);
-
-impl HeldPages {
-    /// Adds `pages`, unless they were more than `most` then: `Err` says how many there are.
-    pub(crate) fn add(&self, pages: u32, most: u32) -> Result<(), u32> {
-        let more = |held: u32| held.checked_add(pages).filter(|all| *all <= most);
-        // Relaxed, here and below: a level, compared with a limit.
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop)
-    }
-
-    pub(crate) fn pages(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn take_back(&self, pages: u32) {
-        self.0.fetch_sub(pages, Ordering::Relaxed);
-    }
-}
-
-/// A thread that waits with a folio.
-#[derive(Debug)]
-#[must_use = "dropped at once, it may not wait"]
-pub(crate) struct WaitsWith<'a> {
-    all: &'a HeldPages,
-    pages: u32,
-}
-
-impl Drop for WaitsWith<'_> {
-    fn drop(&mut self) {
-        self.all.take_back(self.pages);
-    }
 }
 
 /// Steps of progress, and who waits for one.
@@ -140,16 +99,8 @@ pub(crate) struct Pressure {
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
     pub(crate) evictors: Evictors,
-    pub(crate) to_write: ToWrite,
-    /// Of own memory, by the program.
-    pub(crate) held: HeldPages,
     /// Copies that the program keeps.
     pub(crate) copied: HeldPages,
-    /// By threads that wait for lent memory.
-    waiting_with: HeldPages,
-    load: Load,
-    /// How many folios were lent so far: where that goes on, lent memory is not lacking.
-    pub(crate) lent: std::sync::atomic::AtomicU64,
 }
 
 /// The threads that evict.
@@ -200,12 +151,7 @@ impl Pressure {
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
             evictors: Evictors::default(),
-            to_write: ToWrite::default(),
-            held: HeldPages::default(),
             copied: HeldPages::default(),
-            waiting_with: HeldPages::default(),
-            load: Load::new(frames),
-            lent: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -436,26 +382,6 @@ impl Pressure {
         let (waker, next) = self.progress.lock().remove(file, turn, gives_on);
         drop(waker);
         wake(next);
-    }
-
-    /// Waits until so many pages may be brought for a mapped access.
-    pub(crate) fn bring(&self, pages: u32) -> Bringing<'_> {
-        self.load.begin(pages)
-    }
-
-    /// The same for a task, which waits for its turn.
-    pub(crate) fn bring_later(&self, pages: u32) -> Queued<'_> {
-        self.load.queue(pages)
-    }
-
-    /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
-    /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
-    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
-    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<WaitsWith<'_>> {
-        let most = (self.on_its_way_max / 8).max(pages);
-        let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
-        self.waiting_with.add(pages, most).ok()?;
-        Some(WaitsWith { all: &self.waiting_with, pages })
     }
 
     /// Sleeps until there is progress beyond `seen`, at most for `nap`.

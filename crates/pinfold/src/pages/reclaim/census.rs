@@ -4,7 +4,8 @@
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Mark, PAGES_END};
 use crate::pages::core::Core;
-use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::mapping::Mapping;
+use crate::pages::outside::Outside;
 
 /// Bytes of folios, by what keeps them. Each folio counts once, as a whole, for the first field
 /// that applies.
@@ -17,7 +18,7 @@ pub(super) struct Census {
     pub(super) filling_bytes: u64,
     /// With a reference besides the index's, or announced by a reader.
     pub(super) held_bytes: u64,
-    /// Dirty; or own memory whose bytes are nowhere else.
+    /// Dirty: whose bytes are nowhere else.
     pub(super) dirty_bytes: u64,
     /// None of these: evictable.
     pub(super) reclaimable_bytes: u64,
@@ -70,30 +71,22 @@ impl Census {
 /// The bytes of the mapping's folios that cannot leave as they are.
 fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
     let mut changing = mapping.change();
-    if mapping.own().is_some() {
-        return own_dirty_bytes(core, &mut changing);
-    }
-    let writer = changing.writer(&core.nodes);
-    let (mut bytes, mut from) = (0, 0);
-    // Ends: each turn advances by a folio.
-    while let Some(folio) = writer.next_marked(from..PAGES_END, Mark::Dirty) {
-        bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
-        from = folio.end();
-    }
-    bytes
-}
-
-/// The dirty bytes of own memory, whose states say so and not the index's marks.
-fn own_dirty_bytes(core: &Core, changing: &mut Changing<'_>) -> u64 {
+    let is_outside = core.is_outside(mapping);
     let (mut bytes, mut from) = (0, 0);
     // Ends: each turn advances by a folio.
     loop {
-        let next = changing.writer(&core.nodes).next_present(from..PAGES_END);
-        let Some(folio) = next else { break };
-        if !changing.is_clean(&core.nodes, folio.page) {
+        let writer = changing.writer(&core.nodes);
+        // Of what is outside the index's marks say nothing.
+        let next = if is_outside {
+            writer.next_present(from..PAGES_END)
+        } else {
+            writer.next_marked(from..PAGES_END, Mark::Dirty)
+        };
+        let Some(folio) = next else { return bytes };
+        drop(writer);
+        if !is_outside || !core.may_leave(&mut changing, folio.page) {
             bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
         }
         from = folio.end();
     }
-    bytes
 }

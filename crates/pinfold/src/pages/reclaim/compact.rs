@@ -14,13 +14,13 @@
 
 use std::ops::Range;
 
-use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::wait::Woken;
 use crate::frames::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Candidate, Candidates, Frozen, To};
+use crate::pages::freeze::{self, Candidates, Frozen, To};
+use crate::pages::residency::Candidate;
 
 /// The most runs that are tried, or looked at for a block.
 const RUNS_MAX: usize = 8;
@@ -36,7 +36,7 @@ pub(crate) fn compact(core: &Core) -> bool {
     let mut candidates: Vec<(bool, u32, FrameNumber)> = core
         .frames
         .whole_runs()
-        .filter(|&run| !core.frames.is_lent(run))
+        .filter(|&run| !core.frames.is_hollow(run))
         .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
         .filter(|&(is_movable, free, run)| free > 0 && (is_movable || !has_what_stays(core, run)))
         .collect();
@@ -92,7 +92,7 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
         if candidates.iter().any(|other| other.1 == run) {
             break; // all were looked at
         }
-        if core.frames.is_movable(run) && !core.frames.is_lent(run) {
+        if core.frames.is_movable(run) && !core.frames.is_hollow(run) {
             candidates.extend(best_block(core, run, order).map(|(free, at)| (free, run, at)));
         }
     }
@@ -138,54 +138,9 @@ fn hold_and_empty(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut 
     block.into_iter().all(|at| map.contains(at))
 }
 
-/// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
-/// enough free for what is in it, and one of a few can be emptied. That copies nothing.
-pub(super) fn take_back_run(core: &Core) -> bool {
-    let wanted = core.frames.free_frames() < core.pressure.high_frames;
-    let spare = core.frames.free_lent() >= Order::MAX.frames() && core.frames.may_take_back();
-    if !wanted || !spare {
-        return false;
-    }
-    let mut candidates: Vec<(u32, FrameNumber)> =
-        core.frames.lent_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
-    candidates.sort_unstable();
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
-}
-
-/// Makes `run` a run of the arena again, if it is a lent one.
-pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
-    let place = |order| {
-        let (place, got) = core.frames.alloc_lent(order)?;
-        if got != order {
-            core.give_back(place);
-            return None;
-        }
-        Some(place)
-    };
-    // Dropped after the run is released.
-    let mut woken = Woken::default();
-    let Some(held) = core.frames.take_free_in(run) else { return false };
-    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
-    // have folios of it.
-    if !core.frames.is_lent(run) && !mutant::on(Mutant::TakeBackAnyRun) {
-        return false;
-    }
-    let map = held.held();
-    // They stay in the mirror: they move, and are not evicted.
-    core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
-    let mut at = 0;
-    // Ends: each turn advances by at least a frame.
-    while at < Order::MAX.frames() {
-        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
-    }
-    let emptied = held.held().is_full();
-    drop(held); // a run that is free as a whole is the arena's
-    emptied
-}
-
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
 /// be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
-fn empty_some(
+pub(crate) fn empty_some(
     core: &Core,
     run: FrameNumber,
     frames: Range<u32>,
@@ -198,7 +153,7 @@ fn empty_some(
     let mut places = Vec::with_capacity(Candidates::MAX);
     while at < frames.end && folios.len() < Candidates::MAX {
         let head = FrameNumber(run.0 + at);
-        let folio = Candidate::of(core, head);
+        let folio = Candidate::of(&core.frames, head);
         let there =
             folio.identity.mapping != MAPPING_NONE && !core.frames.frame(head).is_changing();
         if map.contains(at) || !there {

@@ -6,7 +6,7 @@
 //! - *inside*: in a free block of the arena, in memory for what stays, whose rest is given back;
 //! - *outside*: in a mapping of its own, for which it takes as many pages of the arena, and gives
 //!   their memory back to the system. So the arena and all copies together have exactly the budget,
-//!   as with the mirrors (`lent.rs`). It takes whole runs as long as there are any: the memory of a
+//!   as with hollow runs. It takes whole runs as long as there are any: the memory of a
 //!   part of a huge page comes back to the system only when that is short of it.
 //!
 //! A copy of up to 2 MiB is inside, if such a block can be made, and a longer one outside. Where
@@ -43,19 +43,19 @@ pub(crate) struct Copied {
     got: u32,
     /// Pages that are counted for it.
     counted: u32,
-    outside: Option<Outside>,
+    outside: Option<CopyMapping>,
     bytes: usize,
     core: Arc<Core>,
 }
 
 /// A mapping of its own.
 #[derive(Debug)]
-struct Outside(NonNull<u8>, usize);
+struct CopyMapping(NonNull<u8>, usize);
 
 // SAFETY: an address range that the owner alone unmaps.
-unsafe impl Send for Outside {}
+unsafe impl Send for CopyMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Outside {}
+unsafe impl Sync for CopyMapping {}
 
 /// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
 /// some; without, `None` if there is none at once.
@@ -159,7 +159,7 @@ impl Copied {
         if self.counted > 0 && core.pressure.copied.add(more, u32::MAX).is_ok() {
             self.counted += more;
         }
-        self.outside = Some(Outside::map(self.bytes)?);
+        self.outside = Some(CopyMapping::map(self.bytes)?);
         Ok(true)
     }
 
@@ -186,7 +186,7 @@ impl Copied {
 
     /// Its bytes, which nobody else uses yet.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: its own memory, mapped as long as it lives, of at least that length. A frame of
+        // SAFETY: memory of its own, mapped as long as it lives, of at least that length. A frame of
         // the arena was initialised when it was first touched; a reader that has found an earlier
         // folio there loads by racing loads, and discards what it got.
         unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.bytes) }
@@ -202,7 +202,7 @@ impl Drop for Copied {
     }
 }
 
-impl Outside {
+impl CopyMapping {
     /// # Errors
     /// [`ErrorKind::Reserve`].
     fn map(bytes: usize) -> Result<Self> {
@@ -216,11 +216,11 @@ impl Outside {
             bytes: bytes as u64,
             cause: Arc::new(errno.into()),
         })?;
-        Ok(Outside(NonNull::new(at.cast()).expect("the system maps nothing at 0"), bytes))
+        Ok(CopyMapping(NonNull::new(at.cast()).expect("the system maps nothing at 0"), bytes))
     }
 }
 
-impl Drop for Outside {
+impl Drop for CopyMapping {
     fn drop(&mut self) {
         // SAFETY: this mapping alone, which nobody uses any more.
         let unmapped = unsafe { munmap(self.0.as_ptr().cast(), self.1) };

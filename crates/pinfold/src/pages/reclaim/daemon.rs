@@ -4,12 +4,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::evict::{EFFORT_MAX, evict};
-use super::{NAP_MAX, NAP_MIN, compact, lent};
+use super::{NAP_MAX, NAP_MIN};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
 use crate::base::threads::without_signals;
 use crate::error::{ErrorKind, Result};
 use crate::pages::core::Core;
+use crate::pages::outside::Outside;
 use crate::pages::pressure::Listener;
 
 /// The most pages evicted between two checks of the watermark.
@@ -92,10 +93,10 @@ fn evict_to_high(core: &Core) {
             break;
         }
         // First what nobody uses: eviction itself comes to it only where it has not freed enough.
-        let taken = !mutant::on(Mutant::EvictsFirst) && compact::take_back_run(core);
+        let taken = !mutant::on(Mutant::EvictsFirst) && core.take_run_back();
         if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
             break;
         }
     }
-    lent::keep_some_free(core);
+    core.keep_some_free();
 }

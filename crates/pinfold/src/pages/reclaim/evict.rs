@@ -1,59 +1,35 @@
-//! Eviction: frees the frames of folios that are not in use.
+//! Eviction: frees the frames of folios that nobody uses.
 //!
-//! For one batch:
-//! 1. ask the policy which folios should go next; mapped ones go in pieces (`mapped.rs`), and of a
-//!    large folio that was used in a few parts the others go (`parts.rs`);
-//! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
-//!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
-//!    ones, for step 8. For files, their write-out will be started here;
-//! 3. tell the policy of each, which leaves ghosts of its pages;
-//! 4. remove it from the index: no look-up finds it any more; forget the identity;
-//! 5. keep the places of what is mirrored, so that nothing else gets there. Pages of the program's own
-//!    memory are taken out of memory before step 3, as the system may refuse it; whoever stores to
-//!    them waits for the mutex;
-//! 6. without the mutexes, take mirrored pages out of all maps; then free the frames. They stay frozen
-//!    and odd until they are handed out;
-//! 7. remove files that have no pages left;
-//! 8. what is dirty of own memory is handed over to who writes it, or is written to the swap here: then
-//!    steps 2 to 9 once more for what was written, where what is dirty stays;
-//! 9. tell the policy which folios stayed.
-
-use std::ops::Range;
-use std::sync::Arc;
+//! [`evict`] chooses (step 1), and [`evict_batch`] does the rest with a batch of at most
+//! [`FOLIOS_AT_ONCE`]: steps 2 to 7 are [`take_out`], which is called again for what step 8 has
+//! written. Folios whose bytes are outside of the arena take the same steps; the calls at which more
+//! happens for them are those of `pages/outside.rs`.
 
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
-use super::mapped::PieceTurns;
-use super::{compact, parts};
+use super::parts;
 use crate::base::counters::Event;
-use crate::base::mutant::{self, Mutant};
-use crate::frames::{FrameNumber, Identity};
-use crate::mapped::mirror::Leaving;
-use crate::mapped::swap::Swap;
+use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Candidate, Candidates, Frozen, FrozenBatch, InUse, To};
-use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::freeze::{self, Candidates, Frozen, InUse, To};
+use crate::pages::outside::{Outside, WriteWhen};
+use crate::pages::residency::Candidate;
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::base::sizes::SWEEP_EFFORT_MAX;
 
 /// The most folios evicted under one hold of their files' mutexes, for which the fills of these
 /// files wait. A membarrier for so many is a small part of what they cost.
-pub(super) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
-
-/// Two places are taken out as one if there are at most so many pages between them, and in these so
-/// many folios of the arena.
-const GAP_PAGES_MAX: u64 = 256;
-const GAP_FOLIOS_MAX: u32 = 8;
+pub(crate) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
 
 /// The most threads that evict at once. A batch takes the mutexes of all files of its folios, so
 /// that more threads would mostly wait for each other, and threads with pages of these files to
 /// bring would wait for all of them.
 pub(super) const EVICTORS_MAX: u32 = 8;
 
-/// Evicts in batches until `pages` are evicted, or are on their way to a swap that takes them, or the
-/// effort is spent. Evicts nothing while as many threads do as may: their progress is to be waited for. Waits
-/// for no write: dirty folios of the program's own memory are handed over to who writes them.
+/// Evicts in batches until `pages` are evicted, or are on their way out, or the effort is spent.
+/// Evicts nothing while as many threads do as may: their progress is to be waited for. Waits for no
+/// write.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let turn = core.pressure.evictors.enter(EVICTORS_MAX);
     if turn.is_none() {
@@ -67,27 +43,23 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
 pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
-    let hands_over = core.swap.is_some() && !mutant::on(Mutant::EvictorsWrite);
-    let if_dirty = if hands_over { IfDirty::HandOver } else { IfDirty::Write };
     let mut turns = PieceTurns::default();
-    let mut handed_over = 0;
+    let mut on_their_way = 0;
     // Ends: the sweep's effort is bounded.
-    while let on_their_way = sweep.counts().evicted_pages + handed_over
-        && let left = u64::from(pages).saturating_sub(on_their_way)
+    while let gone = sweep.counts().evicted_pages + on_their_way
+        && let left = u64::from(pages).saturating_sub(gone)
         && left > 0
     {
-        let folios = next_folios(core, &mut sweep, &mut turns, left);
+        let folios = choose(core, &mut sweep, &mut turns, left);
         if folios.is_empty() {
             break;
         }
         for batch in folios.chunks(FOLIOS_AT_ONCE) {
-            let handed = evict_batch(core, batch.to_vec(), &mut sweep, if_dirty);
-            // What the swap does not take stays: what is clean has to do.
-            handed_over += if takes_dirty(core) { handed } else { 0 };
+            on_their_way += evict_batch(core, batch.to_vec(), &mut sweep, WriteWhen::Later);
         }
     }
-    turns.end(core);
-    compact::take_back_run(core);
+    core.end_turns(turns);
+    core.take_run_back();
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
         // A thread that evicts for itself may free more than it takes: other threads wait for it.
@@ -96,35 +68,51 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
     counts
 }
 
-/// Step 1: a batch, of `pages` pages if they are not mapped.
-fn next_folios(
-    core: &Core,
-    sweep: &mut Sweep,
-    turns: &mut PieceTurns,
-    pages: u64,
-) -> Vec<Candidate> {
-    // Ends: what the policy offers is bounded by the sweep's effort, and makes pieces wait; each
-    // other turn takes from one of these.
+/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict, and
+/// whatever became of the last write. Returns how many pages.
+pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
+    let mut sweep = Sweep::new(0);
+    evict_batch(core, folios, &mut sweep, WriteWhen::NowAnyway);
+    core.pressure.progress();
+    sweep.counts().evicted_pages
+}
+
+/// Writes these folios, at most a batch, which eviction has left to others, and evicts them.
+#[cfg(feature = "map")]
+pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
+    let mut sweep = Sweep::new(0);
+    evict_batch(core, folios, &mut sweep, WriteWhen::Now);
+    if sweep.counts().evicted > 0 {
+        core.pressure.progress();
+    }
+}
+
+/// Step 1: which folios go next, of about `pages` pages.
+fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) -> Vec<Candidate> {
+    // Ends: what the policy offers is bounded by the sweep's effort, and makes turns come; each other
+    // turn takes from one of these.
     loop {
-        let mapped = turns.next(core, FOLIOS_AT_ONCE);
-        if !mapped.is_empty() {
-            return mapped;
+        // Folios that go together have their turn first, in whole batches.
+        let together = core.next_in_turn(turns, FOLIOS_AT_ONCE);
+        if !together.is_empty() {
+            return together;
         }
         let mut folios: Vec<Candidate> = Vec::new();
         let mut offered = 0;
         // Ends: the same.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
+            // The policy offers some. A hollow folio is the last of them: it may go with others.
             let most = FOLIOS_AT_ONCE - folios.len();
             let left = pages - offered;
             let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
             let Some(&last) = victims.last() else {
-                turns.offer_no_more(core);
+                core.offer_no_more(turns);
                 break;
             };
-            if PieceTurns::concern(core, last) {
+            if core.frames.frame(last).is_hollow() && core.offer(turns, sweep, last) {
                 victims.pop();
-                turns.offer(core, sweep, last);
             }
+            // Of a large folio that was used in a few parts the others go.
             for head in victims {
                 parts::push(core, sweep, head, &mut folios);
             }
@@ -136,63 +124,85 @@ fn next_folios(
     }
 }
 
-/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict, and
-/// however short ago the swap has failed.
-/// Returns how many pages.
-pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
-    let mut sweep = Sweep::new(0);
-    evict_batch(core, folios, &mut sweep, IfDirty::WriteNow);
-    core.pressure.progress();
-    sweep.counts().evicted_pages
-}
-
-/// Writes pages to the swap that were handed over, and evicts them.
-pub(super) fn evict_handed_over(core: &Core, pages: &[(FrameNumber, Identity)]) {
-    let mut sweep = Sweep::new(0);
-    let folios = pages.iter().map(|&(head, identity)| Candidate { head, identity }).collect();
-    evict_batch(core, folios, &mut sweep, IfDirty::Write);
-    if sweep.counts().evicted > 0 {
-        core.pressure.progress();
-    }
-}
-
-/// Whether dirty folios of the program's own memory may get to the swap now.
-fn takes_dirty(core: &Core) -> bool {
-    core.swap.as_ref().is_some_and(Swap::takes_pages)
-}
-
-/// What becomes of dirty folios that the program's own memory has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum IfDirty {
-    /// They are handed over to who writes them, and stay for now.
-    HandOver,
-    /// They are written to the swap, and then evicted; unless it has just failed.
-    Write,
-    /// They are written to the swap, and then evicted, even if it has just failed.
-    WriteNow,
-    /// They stay.
-    Stay,
-}
-
-/// Steps 2 to 9. Returns how many pages were handed over.
-fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) -> u64 {
+/// Steps 2 to 9. Returns how many pages others write now, which then go.
+fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: WriteWhen) -> u64 {
     let batch = Candidates::new(core, folios);
-    let mut evicted = Vec::with_capacity(batch.len());
-    let mut stayed = Vec::new();
+    let mut stayed = take_out(core, &batch, sweep);
+
+    // 8. What is dirty stays. What of it is outside is written, here or by others. What was written
+    //    here goes through the steps once more, and stays if it has become dirty again. (Of files,
+    //    the writing will be started here.)
+    let is_dirty = |(_, why): &&(Candidate, InUse)| *why == InUse::Dirty;
+    let dirty: Vec<Candidate> = stayed.iter().filter(is_dirty).map(|(folio, _)| *folio).collect();
+    let mut on_their_way = 0;
+    if !dirty.is_empty() {
+        let written = core.write_dirty(batch.mappings(), dirty, when);
+        on_their_way = written.on_their_way;
+        if !written.now.is_empty() {
+            stayed.retain(|(folio, _)| written.now.iter().all(|it| it.head != folio.head));
+            stayed.extend(take_out(core, &Candidates::new(core, written.now), sweep));
+        }
+    }
+
+    // 9. Tell the policy which folios stay, and why. Dirty ones that cannot be written for now must
+    //    not stand before what is clean again and again: they are as good as pinned.
+    for (folio, why) in stayed {
+        let mapping = || batch.mappings().iter().find(|it| it.id == folio.identity.mapping);
+        let lasts = why == InUse::Dirty && mapping().is_some_and(|it| core.stays_dirty(it));
+        let answer = if lasts { Answer::Pinned } else { why.answer() };
+        core.residency.stays(&core.frames, sweep, folio.head, answer);
+    }
+    on_their_way
+}
+
+/// Steps 2 to 7. Returns the folios that stay, and why.
+fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidate, InUse)> {
+    // 2. Take the files' mutexes and freeze the folios together: from here on there are no new
+    //    references, no optimistic read succeeds, and no reader borrows them. Folios in use stay,
+    //    and so do dirty ones.
     let mut frozen = batch.freeze(core, To::Leave);
-    take_out_of_memory(core, &batch, &mut frozen);
+
+    // 3. What is outside leaves memory now, as the system may refuse it: then it stays. Whoever
+    //    stores to it waits for the mutex.
+    for (n, mapping) in batch.mappings().iter().enumerate() {
+        if core.is_outside(mapping) {
+            for it in core.leave_memory(mapping, &frozen.frozen_of(n)) {
+                frozen.stays(core, it);
+            }
+        }
+    }
+
+    // 4. Tell the policy of each, which leaves ghosts of its pages; remove it from the index: no
+    //    look-up finds it any more; forget the identity.
+    let (mut evicted, mut stayed) = (Vec::with_capacity(batch.len()), Vec::new());
     for n in 0..batch.len() {
         match frozen.get(n) {
-            Ok(frozen) => {
-                take_out_of_index(core, frozen, sweep);
-                evicted.push(batch.folio(n));
+            Ok(Frozen { folio, changing, .. }) => {
+                let ghosts_of = changing.mapping().ghosts_of;
+                core.residency.evicted(&core.frames, sweep, folio.head, ghosts_of);
+                let removed = changing.writer(&core.nodes).remove(folio.identity.index);
+                let removed = removed.map(|gone| gone.frame);
+                assert_eq!(removed, Some(folio.head), "evicted another folio");
+                changing.folio_removed();
+                core.frames.frame(folio.head).forget_identity();
+                evicted.push(folio);
             }
             Err(why) => stayed.push((batch.folio(n), why)),
         }
     }
-    let leaving = leave(core, &batch, &mut frozen, &evicted);
+
+    // 5. The places of hollow folios are kept, so that nothing else gets there.
+    let mut leaving: Vec<Leaving<'_>> = Vec::new();
+    for (n, mapping) in batch.mappings().iter().enumerate() {
+        leaving.extend(core.leave(frozen.changing(n), mapping, &evicted));
+    }
+
+    // 6. Release the mutexes. Then take the pages in these places out of all maps.
     drop(frozen);
     leaving.into_iter().for_each(Leaving::take_out_of_maps);
+
+    // 7. Free the frames, which stay frozen and odd until they are handed out; remove files that have
+    //    no pages left.
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
     core.counters.add(Event::EvictedBytes, bytes);
@@ -204,134 +214,5 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             core.retire(mapping);
         }
     }
-    // Step 8.
-    let mut handed_over = 0;
-    match if_dirty {
-        IfDirty::Stay => {}
-        IfDirty::HandOver => handed_over = hand_over(core, &batch, &stayed),
-        IfDirty::Write | IfDirty::WriteNow => {
-            let dirty = write_out(&batch, &mut stayed, if_dirty == IfDirty::WriteNow);
-            if !dirty.is_empty() {
-                // It calls itself once: what is dirty stays there.
-                evict_batch(core, dirty, sweep, IfDirty::Stay);
-            }
-        }
-    }
-    for (folio, why) in stayed {
-        // What the swap does not take must not stand before what is clean again and again.
-        let is_own = |it: &Arc<Mapping>| it.id == folio.identity.mapping && it.own().is_some();
-        let lasts =
-            why == InUse::Dirty && !takes_dirty(core) && batch.mappings().iter().any(is_own);
-        let answer = if lasts { Answer::Pinned } else { why.answer() };
-        core.residency.stays(&core.frames, sweep, folio.head, answer);
-    }
-    handed_over
-}
-
-/// Hands the dirty folios of the program's own memory among these over, unless somebody uses them.
-/// Returns how many pages.
-fn hand_over(core: &Core, batch: &Candidates, stayed: &[(Candidate, InUse)]) -> u64 {
-    let own: Vec<u32> =
-        batch.mappings().iter().filter(|it| it.own().is_some()).map(|it| it.id).collect();
-    let goes = |(folio, why): &&(Candidate, InUse)| {
-        let is_used = || core.frames.frame(folio.head).count.word().refs() > 1;
-        *why == InUse::Dirty && own.contains(&folio.identity.mapping) && !is_used()
-    };
-    let going = stayed.iter().filter(goes);
-    core.pressure.to_write.add(going.map(|(folio, _)| (folio.head, folio.identity)))
-}
-
-/// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of
-/// `stayed`.
-fn write_out(
-    batch: &Candidates,
-    stayed: &mut Vec<(Candidate, InUse)>,
-    now: bool,
-) -> Vec<Candidate> {
-    let mut dirty = Vec::new();
-    for mapping in batch.mappings() {
-        let Some(memory) = mapping.own() else { continue };
-        let is_its = |(folio, why): &mut (Candidate, InUse)| {
-            *why == InUse::Dirty && folio.identity.mapping == mapping.id
-        };
-        let before = dirty.len();
-        dirty.extend(stayed.extract_if(.., is_its).map(|(folio, _)| folio));
-        let mut pages: Vec<u64> =
-            dirty[before..].iter().map(|folio: &Candidate| folio.identity.index).collect();
-        pages.sort_unstable();
-        if !pages.is_empty() {
-            memory.write_out(mapping, &pages, now);
-        }
-    }
-    dirty
-}
-
-/// Takes the frozen pages of the program's own memory out of memory, under the mutexes. Those that the
-/// system keeps there, as the program has sealed them, stay.
-fn take_out_of_memory(core: &Core, batch: &Candidates, frozen: &mut FrozenBatch<'_>) {
-    for (n, mapping) in batch.mappings().iter().enumerate() {
-        let Some(memory) = mapping.own() else { continue };
-        for run in frozen.frozen_of(n).chunk_by(|one, next| one.0 + 1 == next.0) {
-            if memory.take_out_of_memory(run[0].0..run[run.len() - 1].0 + 1) {
-                continue;
-            }
-            for &(page, it) in run {
-                if !memory.take_out_of_memory(page..page + 1) {
-                    frozen.stays(core, it);
-                }
-            }
-        }
-    }
-}
-
-/// Steps 3 and 4.
-fn take_out_of_index(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
-    let Frozen { folio, changing, .. } = frozen;
-    let page = folio.identity.index;
-    core.residency.evicted(&core.frames, sweep, folio.head, changing.mapping().ghosts_of);
-    let removed = changing.writer(&core.nodes).remove(page);
-    assert_eq!(removed.map(|gone| gone.frame), Some(folio.head), "evicted another folio");
-    changing.folio_removed();
-    core.frames.frame(folio.head).forget_identity();
-}
-
-/// Step 5, under the mutexes. What it returns is taken out of the maps in step 6.
-fn leave<'a>(
-    core: &Core,
-    batch: &'a Candidates,
-    frozen: &mut FrozenBatch<'_>,
-    evicted: &[Candidate],
-) -> Vec<Leaving<'a>> {
-    let mut all = Vec::new();
-    for (n, mapping) in batch.mappings().iter().enumerate() {
-        let mirrored = evicted.iter().filter(|folio| {
-            folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
-        });
-        let mut pages: Vec<Range<u64>> = mirrored.map(|folio| folio.identity.pages()).collect();
-        if pages.is_empty() || mapping.own().is_some() {
-            continue;
-        }
-        pages.sort_unstable_by_key(|pages| pages.start);
-        let changing = frozen.changing(n);
-        let is_free = |gap: &Range<u64>| has_no_mirrored(core, changing, gap);
-        all.push(mapping.mirror_of_folios().leave(pages, is_free));
-    }
-    all
-}
-
-/// Whether no page of `gap` is in a mirrored folio; false if it would take long to say.
-fn has_no_mirrored(core: &Core, changing: &mut Changing<'_>, gap: &Range<u64>) -> bool {
-    if gap.end - gap.start > GAP_PAGES_MAX {
-        return false;
-    }
-    let mut from = gap.start;
-    for _ in 0..=GAP_FOLIOS_MAX {
-        let next = changing.writer(&core.nodes).next_present(from..gap.end);
-        match next {
-            None => return true,
-            Some(folio) if core.frames.frame(folio.frame).is_mirrored() => return false,
-            Some(folio) => from = folio.end(),
-        }
-    }
-    false
+    stayed
 }

@@ -9,11 +9,8 @@
 //! | `mod.rs` | allocating folios and index nodes, and waiting for memory |
 //! | `evict.rs` | eviction, step by step |
 //! | `parts.rs` | what is evicted of a large folio that is used in parts |
-//! | `mapped.rs` | which mapped folios are evicted, and when |
 //! | `daemon.rs` | the thread that evicts ahead of need |
-//! | `writers.rs` | the threads that write own memory to the swap |
 //! | `unmovable.rs` | memory for what stays where it is |
-//! | `lent.rs` | memory for folios whose bytes are in mirrors |
 //! | `copies.rs` | memory for contiguous copies that programs keep |
 //! | `compact.rs` | making a run of 2 MiB free by moving what is in it |
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
@@ -30,13 +27,10 @@ mod compact;
 mod copies;
 pub(crate) mod daemon;
 mod evict;
-mod lent;
-mod mapped;
 mod parts;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
-pub(crate) mod writers;
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -48,31 +42,34 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
+use crate::pages::outside::Outside;
 use crate::pages::pressure::{Refused, Share};
 use crate::source;
 use census::Census;
+#[cfg(not(all(feature = "map", not(loom))))]
 use evict::{EFFORT_MAX, evict_at_once};
 
 #[cfg(feature = "testing")]
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) use compact::empty_some;
 #[cfg(all(test, shuttle))]
-pub(crate) use compact::{make_block, take_back};
+pub(crate) use compact::make_block;
 #[cfg(not(loom))]
 pub(crate) use copies::{Copied, allocate_copy};
 pub(crate) use evict::evict;
 #[cfg(not(loom))]
 pub(crate) use evict::evict_these;
-pub(crate) use lent::{
-    TASK_NAP, allocate_lent, evict_for_lent, evict_for_task, lend_first, wait_for_lent,
-};
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
 /// of a guard wakes nobody (every put would have to check who waits), so the thread tries again by
 /// itself, after about as long again as it has waited so far.
-const NAP_MIN: Duration = Duration::from_micros(50);
-const NAP_MAX: Duration = Duration::from_millis(20);
+pub(crate) const NAP_MIN: Duration = Duration::from_micros(50);
+pub(crate) const NAP_MAX: Duration = Duration::from_millis(20);
 
 /// There is no memory: an error once it says for which page.
 #[derive(Debug)]
@@ -143,7 +140,7 @@ pub(crate) fn allocate(
     }
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
-    compact::take_back_run(core);
+    core.take_run_back();
     let evict_first = if needed { evict } else { evict_at_once };
     evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
@@ -219,8 +216,6 @@ pub(crate) struct Patience {
     ended: u64,
     /// Of the file whose reads alone it looks at: see [`Self::is_over_for`].
     of_file: Option<u64>,
-    /// How much was lent, for [`Self::is_over_for_lent`].
-    lent: u64,
     since: Instant,
 }
 
@@ -229,24 +224,14 @@ const READS_TAKE: u32 = 15;
 
 impl Patience {
     pub(crate) fn new(core: &Core) -> Self {
-        let lent = core.pressure.lent.load(Ordering::Relaxed); // a count
         let (ended, since) = (core.engine.reads().ended, Instant::now());
-        Patience { ended, of_file: None, lent, since }
+        Patience { ended, of_file: None, since }
     }
 
     pub(crate) fn is_over(&mut self, core: &Core) -> bool {
         let ended = core.engine.reads().ended;
         let before = std::mem::replace(&mut self.ended, ended);
         self.has_lasted(core, ended != before)
-    }
-
-    /// [`is_over`](Self::is_over) for lent memory: threads that get some take turns, and a mapped
-    /// access that came late has its turn yet. An error would be a signal.
-    fn is_over_for_lent(&mut self, core: &Core) -> bool {
-        // Relaxed: a count.
-        let lent = core.pressure.lent.load(Ordering::Relaxed);
-        let before = std::mem::replace(&mut self.lent, lent);
-        self.has_lasted(core, lent != before)
     }
 
     /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file. If it
@@ -269,7 +254,8 @@ impl Patience {
         self.has_lasted(core, false)
     }
 
-    fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
+    /// Whether it is over. With `begins_anew`, the time begins anew.
+    pub(crate) fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
         let in_a_source = source::in_a_source();
         if begins_anew && !in_a_source {
             self.since = Instant::now();

@@ -11,12 +11,13 @@ use pinfold_policy::Sweep;
 use crate::frames::{Frame, FrameNumber, Mobility, Order};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
-use crate::pages::freeze::{Candidate, InUse, split};
+use crate::pages::freeze::{InUse, split};
+use crate::pages::residency::Candidate;
 
 /// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all of it, or
 /// the parts that were not used. Nothing if it cannot be split now; the policy is told.
 pub(super) fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
-    let whole = Candidate::of(core, head);
+    let whole = Candidate::of(&core.frames, head);
     if !core.residency.stays_in_part(&core.frames, head) {
         folios.push(whole);
         return;
@@ -49,7 +50,7 @@ fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<In
                 drop(changing);
                 drop(woken);
                 let first = core.residency.is_offered(&core.frames, head).then_some(0);
-                let at = |n| Candidate::of(core, FrameNumber(head.0 + n * part.frames()));
+                let at = |n| Candidate::of(&core.frames, FrameNumber(head.0 + n * part.frames()));
                 return Ok(first.into_iter().chain(unused).map(at).collect());
             }
             Ok(Err(why)) => return Err(Some(why)),

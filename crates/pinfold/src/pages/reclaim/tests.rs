@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::allocate;
 use super::evict::EVICTORS_MAX;
 use crate::base::counters::Event;
-use crate::base::mutant::{self, Mutant};
 use crate::frames::Order;
 use crate::pages::pressure::Claim;
 use crate::source::{Extent, Memory, Source};
@@ -388,43 +387,6 @@ fn a_move_in_vain_is_no_progress() {
     assert_eq!(core.pressure.progress_seen(), before);
     drop(borrowed);
     assert!(super::compact::move_out(core, head));
-}
-
-/// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
-/// without.
-#[test]
-fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
-    let cache = Cache::new(Options::new(32 << 20)).unwrap();
-    let file = cache.attach("page", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
-    file.read_at(&mut [0], 0).unwrap();
-    let core = cache.core();
-    assert!(core.frames.lend_run());
-    let mapping = core.mappings.all().pop().unwrap();
-    let run = core.hold(&mapping, 0).unwrap().head().align_down(Order::MAX);
-    assert!(core.frames.is_movable(run) && !core.frames.is_lent(run));
-    let take_back = || super::compact::take_back(core, run);
-    assert!(!take_back());
-    file.read_at(&mut [0], 0).unwrap();
-    assert_eq!(cache.stats().migrations, 0);
-    // Without folios: with them, the mutant would meet an assertion.
-    file.invalidate(0..4096).unwrap();
-    assert!(!take_back());
-    assert!(mutant::with(Some(Mutant::TakeBackAnyRun), take_back));
-}
-
-#[test]
-fn while_others_get_lent_memory_it_is_waited_for() {
-    let mut options = Options::new(16 << 20);
-    options.patience = Duration::from_secs(1);
-    let cache = Cache::new(options).unwrap();
-    let core = cache.core();
-    let mut patience = super::Patience::new(core);
-    std::thread::sleep(Duration::from_millis(1100));
-    let (lent, _) = super::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
-    assert!(!patience.is_over_for_lent(core));
-    std::thread::sleep(Duration::from_millis(1100));
-    assert!(patience.is_over_for_lent(core));
-    core.give_back(lent);
 }
 
 #[test]

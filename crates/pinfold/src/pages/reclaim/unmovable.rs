@@ -19,7 +19,7 @@ use std::ops::Range;
 use crate::base::sync::Ordering;
 use crate::frames::{FrameNumber, Mobility, Order, RunMap};
 use crate::pages::core::Core;
-use crate::pages::freeze::Candidate;
+use crate::pages::residency::Candidate;
 
 use super::compact;
 use super::evict::{EFFORT_MAX, evict, evict_these};
@@ -78,7 +78,7 @@ fn empty_lowest(core: &Core, frames: Range<u32>) -> Option<u32> {
     let mut folios = frames.map(FrameNumber);
     let (head, order) = folios.find_map(|head| Some((head, compact::can_move(core, head)?)))?;
     if !compact::move_out(core, head) {
-        evict_these(core, vec![Candidate::of(core, head)]);
+        evict_these(core, vec![Candidate::of(&core.frames, head)]);
     }
     Some(head.0 + order.frames())
 }

@@ -30,8 +30,8 @@ use crate::base::wait;
 use crate::error::{ErrorKind, Result};
 use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
-use crate::map::lend;
 use crate::map::space::vma::FaultAccess;
+use crate::map::{lend, lent};
 use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
 use crate::mapped::swap::slots::Slot;
 use crate::mapped::task::{Waiter, now};
@@ -141,7 +141,7 @@ impl Area {
                                 return Err(Area::no_memory(core, mapping, page, why));
                             }
                             if let Waiter::Task(rests) = waiter {
-                                rests.rest(reclaim::TASK_NAP).await;
+                                rests.rest(lent::TASK_NAP).await;
                             }
                         }
                     }
@@ -357,11 +357,11 @@ impl Area {
         while frames.len() < run.states.len() {
             let is_first = frames.is_empty();
             let waits = is_first && matches!(waiter, Some(Waiter::Thread));
-            let got = reclaim::allocate_lent(core, frames::Order::MIN, waits);
+            let got = lent::allocate_lent(core, frames::Order::MIN, waits);
             let mut got =
                 got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
             if let (None, true, Some(Waiter::Task(rests))) = (got, is_first, waiter) {
-                got = reclaim::evict_for_task(core, frames::Order::MIN, rests);
+                got = lent::evict_for_task(core, frames::Order::MIN, rests);
             }
             let Some((head, _)) = got else { break };
             frames.push(head);
@@ -391,7 +391,7 @@ impl Area {
     /// was faster.
     fn replace(&self, handle: &Handle, run: RunToBring, bytes: &[u8]) -> Result<bool> {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
-        let got = reclaim::allocate_lent(core, frames::Order::MIN, true);
+        let got = lent::allocate_lent(core, frames::Order::MIN, true);
         let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
         let Some((head, _)) = got else { return Ok(false) };
         let run = RunToBring { is_replaced: true, ..run };
@@ -490,7 +490,7 @@ impl Area {
         waiter: Option<Waiter<'_>>,
     ) -> (AlignedBuffer, std::io::Result<()>) {
         let PageState::Swapped(slot) = first else { return (to, Ok(())) };
-        let Some(swap) = &core.swap else {
+        let Some(swap) = core.swap() else {
             return (to, Err(std::io::Error::other("there is no swap")));
         };
         let Some(Waiter::Task(rests)) = waiter else {
@@ -615,7 +615,7 @@ async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
 
 /// Gives back a slot that is of no more use.
 pub(super) fn give(core: &Core, unused: Unused) {
-    if let Some(swap) = &core.swap {
+    if let Some(swap) = core.swap() {
         swap.give(unused);
     }
 }

@@ -54,7 +54,7 @@ impl<'a> HeldRange<'a> {
         let pages = if range.is_empty() { 0..0 } else { pages_of(&range) };
         let claimed = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
         let most = core.frames.frames() / HELD_SHARE;
-        core.pressure.held.add(claimed, most).map_err(|held| {
+        core.mapped.held.add(claimed, most).map_err(|held| {
             let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
             let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
             let (held_bytes, most_bytes) = (bytes(held), bytes(most));
@@ -94,7 +94,7 @@ impl<'a> HeldRange<'a> {
 impl Drop for HeldRange<'_> {
     fn drop(&mut self) {
         self.pages.clear();
-        self.core.pressure.held.take_back(self.claimed);
+        self.core.mapped.held.take_back(self.claimed);
     }
 }
 

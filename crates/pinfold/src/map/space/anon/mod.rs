@@ -202,7 +202,7 @@ impl Area {
 
     /// The error that there is no memory for a page.
     fn no_memory(core: &Core, mapping: &Mapping, page: u64, cause: Error) -> Error {
-        let swap = match &core.swap {
+        let swap = match core.swap() {
             None => "there is no swap".to_owned(),
             Some(swap) => about(swap),
         };

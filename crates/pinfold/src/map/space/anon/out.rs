@@ -31,14 +31,16 @@ use super::{Area, Origin, calls};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::swap::pages::{self, IsWriting, PageState, PageStates, Unused, Written};
+use crate::mapped::swap::pages::{
+    self, IsWriting, OwnMemory, PageState, PageStates, Unused, Written,
+};
 use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, SwapSlots};
 use crate::mapped::swap::{Why, add};
 use crate::pages::core::Core;
-use crate::pages::freeze::Candidate;
 use crate::pages::handle::Handle;
-use crate::pages::mapping::{Changing, Mapping, OwnMemory};
+use crate::pages::mapping::{Changing, Mapping};
 use crate::pages::reclaim;
+use crate::pages::residency::Candidate;
 use crate::source::{AlignedBuffer, Extent};
 
 /// The most pages that are paged out, or forgotten, under one hold of the mutex.
@@ -63,10 +65,11 @@ impl OwnMemory for Area {
         self.distrust_pages(states, pages)
     }
 
-    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool) {
+    fn write_out(&self, mapping: u32, pages: &[u64], now: bool) {
         let Some(core) = self.core.upgrade() else { return };
+        let Some(mapping) = core.mappings.get(mapping) else { return };
         for pages in pages.chunks(CLUSTER_SLOTS as usize) {
-            self.write_some(&core, mapping, pages, now);
+            self.write_some(&core, &mapping, pages, now);
         }
     }
 }
@@ -74,7 +77,7 @@ impl OwnMemory for Area {
 impl Area {
     /// A page-out of at most a cluster.
     fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64], now: bool) {
-        let swap = core.swap.as_ref();
+        let swap = core.swap();
         // While it rests, what is all zeros leaves all the same.
         let open = swap.filter(|swap| now || !swap.rests());
         self.writes.lock().under_way += 1;
@@ -144,7 +147,7 @@ impl Area {
 
     /// Step 3.
     fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
-        let swap = core.swap.as_ref();
+        let swap = core.swap();
         let pages: Vec<u64> = begun.iter().map(|(page, _)| *page).collect();
         let (mut bytes, loaded) = self.load(&pages);
         let as_yet = |loaded: &Loaded| match loaded {
@@ -210,7 +213,7 @@ impl Area {
         // Ends: each turn begins after the last one.
         while let Some((there, end)) = in_memory(core, mapping, from..pages.end) {
             core.let_go_of_recent(|head| there.contains(&head));
-            let folios = there.into_iter().map(|head| Candidate::of(core, head));
+            let folios = there.into_iter().map(|head| Candidate::of(&core.frames, head));
             let of_this = |folio: &Candidate| folio.identity.mapping == mapping.id;
             let folios: Vec<_> = folios.filter(of_this).collect();
             if !folios.is_empty() {
@@ -250,7 +253,7 @@ impl Area {
                 }
                 at += 1;
             }
-            let gone = crate::pages::freeze::drop_own(core, &mut changing, first..at);
+            let gone = crate::map::of::drop_own(core, &mut changing, first..at);
             drop(changing);
             crate::pages::freeze::let_go(core, &gone);
             for unused in forgotten {

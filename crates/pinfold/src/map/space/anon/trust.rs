@@ -92,7 +92,7 @@ impl Area {
         page: u64,
     ) -> Result<Vec<FrameNumber>, IsWriting> {
         changing.own().expect("own memory has states").miss(page)?;
-        Ok(crate::pages::freeze::drop_own(core, changing, page..page + 1))
+        Ok(crate::map::of::drop_own(core, changing, page..page + 1))
     }
 
     /// Those of these dirty pages that are not in memory leave the index, and the list. As

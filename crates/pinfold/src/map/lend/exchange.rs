@@ -10,7 +10,7 @@
 //! 4. make the new folio's version even; its count of 1 is the index's;
 //! 5. forget the old folio's identity.
 //!
-//! Then, without the mutex, for a whole batch: let go of the old ones (`users.rs`).
+//! Then, without the mutex, for a whole batch: let go of the old ones (`freeze/users.rs`).
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Woken;
@@ -20,7 +20,7 @@ use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
 
 /// Steps 1 to 5. `None`: the folio has left the index, or changes.
-pub(crate) fn lend(
+pub(super) fn lend(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: FolioAt,

@@ -42,7 +42,7 @@ const BEDS: usize = 64;
 
 /// The threads that bring pages.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(crate) struct Load {
     pages_max: u32,
     patient: Duration,
     long: Duration,
@@ -89,7 +89,7 @@ pub(crate) struct Bringing<'a> {
 
 impl Load {
     /// For a cache of `frames` frames.
-    pub(super) fn new(frames: u32) -> Self {
+    pub(crate) fn new(frames: u32) -> Self {
         Load::with(frames / SHARE, PATIENT, LONG)
     }
 
@@ -99,7 +99,7 @@ impl Load {
     }
 
     /// Waits until so many pages may be brought, too; alone, any number may.
-    pub(super) fn begin(&self, pages: u32) -> Bringing<'_> {
+    pub(crate) fn begin(&self, pages: u32) -> Bringing<'_> {
         let mut state = self.state.lock();
         if self.may_pass(&state, pages) {
             return self.begun(&mut state, pages);
@@ -115,7 +115,7 @@ impl Load {
     }
 
     /// [`begin`](Self::begin) for a task.
-    pub(super) fn queue(&self, pages: u32) -> Queued<'_> {
+    pub(crate) fn queue(&self, pages: u32) -> Queued<'_> {
         Queued { load: self, pages, number: None }
     }
 

@@ -14,10 +14,11 @@ use pinfold_policy::{Answer, Sweep};
 
 use crate::base::mutant::{self, Mutant};
 use crate::frames::{FrameNumber, Order};
+use crate::mapped::PieceTurns;
 use crate::mapped::pieces::Piece;
 use crate::pages::core::Core;
-use crate::pages::freeze::Candidate;
 use crate::pages::mapping::Mapping;
+use crate::pages::residency::Candidate;
 
 /// The part of the lent memory whose pieces wait. What comes to a piece meanwhile stays, and pages
 /// that stay divide the others, which then leave by an interrupt each: so it is small.
@@ -37,116 +38,81 @@ const USED_PIECES_MAX: u32 = 4;
 /// of one of these. The pages of a piece, 512 or more, may be neighbours in the policy's order, too.
 const OFFERS_MAX: u32 = 1024;
 
-/// The pieces that one eviction takes.
-#[derive(Debug, Default)]
-pub(super) struct PieceTurns {
-    /// What is left of the piece whose turn it is.
-    now: Option<Piece>,
-    /// Pieces in a row of which all was used.
-    used: u32,
-    /// Folios in a row that were offered in vain.
-    offers: u32,
+/// The policy offers the folio at `head`. If it goes with its piece, it goes back to the policy, and
+/// later leaves with that.
+pub(super) fn offer(
+    core: &Core,
+    turns: &mut PieceTurns,
+    sweep: &mut Sweep,
+    head: FrameNumber,
+) -> bool {
+    let identity = core.frames.frame(head).identity();
+    let mapping = core.mappings.get(identity.mapping);
+    // Own memory may have to be written first.
+    let Some(mapping) = mapping.filter(|it| it.own().is_none()) else { return false };
+    let pieces = &core.mapped.pieces;
+    let enough = u64::from(core.frames.hollow_frames()) / WAITING_SHARE;
+    let piece = Piece::of(identity.mapping, identity.index);
+    if !pieces.has(&piece) {
+        let (piece, pages) = with_enough(core, &mapping, piece, enough.min(PAGES_ENOUGH));
+        if pieces.add(&piece, pages)
+            && let Some(mirror) = mapping.mirror_if_made()
+        {
+            mirror.shown.unmap(&piece.pages);
+        }
+    }
+    // It was not used enough to stay, says the policy.
+    core.frames.frame(head).set_uses(0);
+    core.residency.stays(&core.frames, sweep, head, Answer::Busy);
+    turns.offers += 1;
+    if turns.now.is_none() {
+        turns.now = match pieces.next(enough) {
+            None if turns.offers >= OFFERS_MAX => pieces.first(),
+            next => next,
+        };
+    }
+    true
 }
 
-impl PieceTurns {
-    /// Whether the folio at `head` is evicted with its piece.
-    pub(super) fn concern(core: &Core, head: FrameNumber) -> bool {
-        let frame = core.frames.frame(head);
-        let mapping = || core.mappings.get(frame.identity().mapping);
-        // Own memory may have to be written first.
-        frame.is_mirrored() && mapping().is_some_and(|it| it.own().is_none())
+/// The next at most `most` folios of the piece whose turn it is. Empty: the turn is over.
+pub(super) fn next(core: &Core, turns: &mut PieceTurns, most: usize) -> Vec<Candidate> {
+    let Some(piece) = turns.now.take() else { return Vec::new() };
+    let pieces = &core.mapped.pieces;
+    turns.offers = 0;
+    // Its number may be another's by now.
+    let mapping = core.mappings.get(piece.mapping).filter(|it| it.own().is_none());
+    let folios = mapping.as_ref().map(|it| folios_of(core, it, &piece)).unwrap_or_default();
+    if folios.is_empty() {
+        pieces.end(&piece);
+        return Vec::new();
     }
-
-    /// The policy offers a folio that this [concerns](Self::concern). It goes back to the policy, and
-    /// goes later, with its piece.
-    pub(super) fn offer(&mut self, core: &Core, sweep: &mut Sweep, head: FrameNumber) {
-        let identity = core.frames.frame(head).identity();
-        let enough = u64::from(core.frames.lent_frames()) / WAITING_SHARE;
-        let piece = Piece::of(identity.mapping, identity.index);
-        if !core.pieces.has(&piece)
-            && let Some(mapping) = core.mappings.get(piece.mapping)
-        {
-            let (piece, pages) = with_enough(core, &mapping, piece, enough.min(PAGES_ENOUGH));
-            if core.pieces.add(&piece, pages)
-                && let Some(mirror) = mapping.mirror_if_made()
-            {
-                mirror.shown.unmap(&piece.pages);
-            }
+    let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
+    if folios.len() == FOLIOS_MAX {
+        let end = folios.last().map_or(piece.pages.end, |it| it.identity.pages().end);
+        turns.rest_is(&piece, end);
+    }
+    let pages: Vec<_> = folios.iter().map(|it| it.identity.pages()).collect();
+    let mapped = mirror.map(|it| it.shown.mapped(&pages));
+    let mut going = Vec::with_capacity(most);
+    for (n, folio) in folios.into_iter().enumerate() {
+        let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
+        if going.len() == most {
+            turns.rest_is(&piece, first);
+            break;
         }
-        // It was not used enough to stay, says the policy.
-        core.frames.frame(head).set_uses(0);
-        core.residency.stays(&core.frames, sweep, head, Answer::Busy);
-        self.offers += 1;
-        if self.now.is_none() {
-            self.now = match core.pieces.next(enough) {
-                None if self.offers >= OFFERS_MAX => core.pieces.first(),
-                next => next,
-            };
+        let again = mapped.as_ref().is_some_and(|mapped| mapped[n]);
+        let uses = frame.uses();
+        frame.set_uses(uses.saturating_sub(1));
+        let is_used = uses > 0 || (again && !mutant::on(Mutant::MappedAgainForgotten));
+        if !is_used || turns.used >= USED_PIECES_MAX {
+            going.push(folio);
         }
     }
-
-    /// The next at most `most` folios of the piece whose turn it is. Empty: the turn is over.
-    pub(super) fn next(&mut self, core: &Core, most: usize) -> Vec<Candidate> {
-        let Some(piece) = self.now.take() else { return Vec::new() };
-        self.offers = 0;
-        // Its number may be another's by now.
-        let mapping = core.mappings.get(piece.mapping).filter(|it| it.own().is_none());
-        let folios = mapping.as_ref().map(|it| folios_of(core, it, &piece)).unwrap_or_default();
-        if folios.is_empty() {
-            core.pieces.end(&piece);
-            return Vec::new();
-        }
-        let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
-        if folios.len() == FOLIOS_MAX {
-            let end = folios.last().map_or(piece.pages.end, |it| it.identity.pages().end);
-            self.rest_is(&piece, end);
-        }
-        let pages: Vec<_> = folios.iter().map(|it| it.identity.pages()).collect();
-        let mapped = mirror.map(|it| it.shown.mapped(&pages));
-        let mut going = Vec::with_capacity(most);
-        for (n, folio) in folios.into_iter().enumerate() {
-            let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
-            if going.len() == most {
-                self.rest_is(&piece, first);
-                break;
-            }
-            let again = mapped.as_ref().is_some_and(|mapped| mapped[n]);
-            let uses = frame.uses();
-            frame.set_uses(uses.saturating_sub(1));
-            let is_used = uses > 0 || (again && !mutant::on(Mutant::MappedAgainForgotten));
-            if !is_used || self.used >= USED_PIECES_MAX {
-                going.push(folio);
-            }
-        }
-        self.used = if going.is_empty() { self.used + 1 } else { 0 };
-        if self.now.is_none() {
-            core.pieces.end(&piece);
-        }
-        going
+    turns.used = if going.is_empty() { turns.used + 1 } else { 0 };
+    if turns.now.is_none() {
+        pieces.end(&piece);
     }
-
-    /// The turn goes on with the pages of `piece` from `first` on, if there are any.
-    fn rest_is(&mut self, piece: &Piece, first: u64) {
-        let pages = first..piece.pages.end;
-        self.now = (!pages.is_empty()).then_some(Piece { mapping: piece.mapping, pages });
-    }
-
-    /// Whether it is some piece's turn.
-    pub(super) fn has_piece(&self) -> bool {
-        self.now.is_some()
-    }
-
-    /// The policy has nothing more to offer.
-    pub(super) fn offer_no_more(&mut self, core: &Core) {
-        self.now = core.pieces.first();
-    }
-
-    /// What is left of the piece is the next thread's.
-    pub(super) fn end(self, core: &Core) {
-        if let Some(piece) = self.now {
-            core.pieces.put_back(piece);
-        }
-    }
+    going
 }
 
 /// The piece, made longer until `enough` of its pages are in memory, or others wait in what it would
@@ -160,7 +126,7 @@ fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) ->
     // Ends: there is a longest piece.
     while pages < enough
         && let Some(longer) = piece.doubled()
-        && !core.pieces.has(&longer)
+        && !core.mapped.pieces.has(&longer)
     {
         pages = pages_of(&longer);
         piece = longer;
@@ -179,7 +145,7 @@ fn folios_of(core: &Core, mapping: &Mapping, piece: &Piece) -> Vec<Candidate> {
         match folio {
             Some((frame, identity)) if (identity.mapping, identity.index) == (mapping.id, page) => {
                 page = identity.pages().end;
-                if frame.is_mirrored() {
+                if frame.is_hollow() {
                     found.push(Candidate { head, identity });
                 }
             }
@@ -198,6 +164,7 @@ mod tests {
 
     use super::*;
     use crate::frames::PAGE_BYTES;
+    use crate::pages::outside::Outside;
     use crate::source::Memory;
     use crate::{Cache, File, Hint, Map, Options, Space, SpaceOptions};
 
@@ -241,17 +208,17 @@ mod tests {
         assert!(is_mapped(9..10), "it was touched");
         core.frames.frame(head(&file, 300)).set_uses(1);
         let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
-        turns.offer(core, &mut sweep, head(&file, 9));
+        offer(core, &mut turns, &mut sweep, head(&file, 9));
         assert!(!is_mapped(0..PAGES), "nothing is mapped");
         assert!(is_mapped(PAGES..PAGES + 1), "the next one is");
         assert!(!turns.has_piece(), "it waits");
         touch(&map, 3..5);
-        turns.offer(core, &mut sweep, head(&file, 10));
+        offer(core, &mut turns, &mut sweep, head(&file, 10));
         assert!(!turns.has_piece(), "another of its folios is offered, and it waits");
-        turns.offer_no_more(core);
+        core.offer_no_more(&mut turns);
         let mut going = Vec::new();
         while turns.has_piece() {
-            let folios = turns.next(core, 64);
+            let folios = next(core, &mut turns, 64);
             assert!(folios.len() <= 64);
             going.extend(folios.iter().map(|it| it.identity.index));
         }
@@ -284,12 +251,12 @@ mod tests {
         let pages: Vec<_> = (0..4).map(|n| n * PAGES + 7..n * PAGES + 8).collect();
         assert_eq!(shown.mapped(&pages), [true; 4]);
         let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
-        turns.offer(core, &mut sweep, head(&file, PAGES + 7));
+        offer(core, &mut turns, &mut sweep, head(&file, PAGES + 7));
         assert_eq!(shown.mapped(&pages), [false; 4]);
         touch(&map, pages[2].clone());
         assert_eq!(shown.mapped(&pages), [false, false, true, false]);
-        turns.offer_no_more(core);
-        let going: Vec<_> = turns.next(core, 64).iter().map(|it| it.identity.index).collect();
+        core.offer_no_more(&mut turns);
+        let going: Vec<_> = next(core, &mut turns, 64).iter().map(|it| it.identity.index).collect();
         assert_eq!(going, [7, PAGES + 7, 3 * PAGES + 7]);
     }
 
@@ -301,17 +268,20 @@ mod tests {
         touch(&map, 7..8);
         let core = &*file.handle().core;
         let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
-        turns.offer(core, &mut sweep, head(&file, 7));
+        offer(core, &mut turns, &mut sweep, head(&file, 7));
         touch(&map, 0..3 * PAGES);
         core.let_go_of_recent(|_| true);
         file.handle().mapping.mirror_of_folios().shown.unmap(&(0..3 * PAGES));
-        turns.offer_no_more(core);
+        core.offer_no_more(&mut turns);
         let mut going = 0;
         while turns.has_piece() {
-            going += turns.next(core, 100).len();
+            going += next(core, &mut turns, 100).len();
         }
         assert_eq!(going as u64, 3 * PAGES);
-        assert!(!core.pieces.has(&Piece::of(file.handle().mapping.id, 0)), "its turn is over");
+        assert!(
+            !core.mapped.pieces.has(&Piece::of(file.handle().mapping.id, 0)),
+            "its turn is over"
+        );
     }
 
     #[test]
@@ -323,11 +293,11 @@ mod tests {
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
         let (mut sweep, mut turns) = (Sweep::new(100), PieceTurns::default());
-        turns.offer(core, &mut sweep, head(&file, 7));
-        turns.offer_no_more(core);
-        assert_eq!(turns.next(core, 1000).len() as u64, PAGES);
+        offer(core, &mut turns, &mut sweep, head(&file, 7));
+        core.offer_no_more(&mut turns);
+        assert_eq!(next(core, &mut turns, 1000).len() as u64, PAGES);
         assert!(!turns.has_piece());
-        assert!(!core.pieces.has(&Piece::of(file.handle().mapping.id, 0)));
+        assert!(!core.mapped.pieces.has(&Piece::of(file.handle().mapping.id, 0)));
     }
 
     #[test]
@@ -341,18 +311,18 @@ mod tests {
         let (mut sweep, mut turns) = (Sweep::new(1000), PieceTurns::default());
         // As the policy offers what came in order.
         for page in 0..PAGES {
-            turns.offer(core, &mut sweep, head(&file, page));
+            offer(core, &mut turns, &mut sweep, head(&file, page));
             assert!(!turns.has_piece(), "page {page}");
         }
-        turns.offer(core, &mut sweep, head(&file, PAGES));
-        let going = turns.next(core, 64);
+        offer(core, &mut turns, &mut sweep, head(&file, PAGES));
+        let going = next(core, &mut turns, 64);
         assert!(going.iter().all(|it| it.identity.index < 64) && going.len() == 64);
         // It is not unmapped anew, which would forget what was used.
         touch(&map, 100..101);
-        turns.offer(core, &mut sweep, head(&file, 200));
+        offer(core, &mut turns, &mut sweep, head(&file, 200));
         let mut rest = Vec::new();
         while turns.has_piece() {
-            rest.extend(turns.next(core, 64));
+            rest.extend(next(core, &mut turns, 64));
         }
         assert!(rest.iter().all(|it| it.identity.index != 100));
         assert!(rest.iter().any(|it| it.identity.index == 200));
@@ -366,11 +336,11 @@ mod tests {
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
         let (mut sweep, mut turns) = (Sweep::new(1 << 20), PieceTurns::default());
-        for offer in 1..OFFERS_MAX {
-            turns.offer(core, &mut sweep, head(&file, u64::from(offer) % PAGES));
-            assert!(!turns.has_piece(), "offer {offer}");
+        for nth in 1..OFFERS_MAX {
+            offer(core, &mut turns, &mut sweep, head(&file, u64::from(nth) % PAGES));
+            assert!(!turns.has_piece(), "offer {nth}");
         }
-        turns.offer(core, &mut sweep, head(&file, 0));
+        offer(core, &mut turns, &mut sweep, head(&file, 0));
         assert!(turns.has_piece());
     }
 
@@ -385,10 +355,10 @@ mod tests {
         let mut none = 0;
         // Ends: the assertion.
         loop {
-            turns.offer(core, &mut sweep, head(&file, 0));
+            offer(core, &mut turns, &mut sweep, head(&file, 0));
             touch(&map, 0..PAGES);
-            turns.offer_no_more(core);
-            if !turns.next(core, 64).is_empty() {
+            core.offer_no_more(&mut turns);
+            if !next(core, &mut turns, 64).is_empty() {
                 break;
             }
             none += 1;
@@ -412,7 +382,7 @@ mod tests {
         // SAFETY: that memory.
         unsafe { own.write_volatile(9) };
         let core = &*file.handle().core;
-        PieceTurns::default().offer(core, &mut Sweep::new(1), head(&file, 0));
+        offer(core, &mut PieceTurns::default(), &mut Sweep::new(1), head(&file, 0));
         // SAFETY: the same.
         let byte = unsafe { own.read_volatile() };
         // SAFETY: mapped above, and not used any more.

@@ -1,5 +1,5 @@
 //! Dirty pages of own memory on their way to the swap: who evicts hands them over, and threads of the
-//! cache write them (`reclaim/writers.rs`).
+//! cache write them (`map/writers.rs`).
 //!
 //! So nobody who wants memory waits for the swap. While it hangs, these threads do, as many pages as
 //! there is room for here stay where they are, and what is clean is evicted.

@@ -1,0 +1,279 @@
+//! Frames for folios whose bytes are in mirrors: runs of 2 MiB are lent for them, and taken back.
+//!
+//! A lent run has no memory of its own (`frames::mobility`), so its frames and those of the arena do
+//! not stand in for each other. The policy evicts in one order, whatever kind of frame that frees.
+//! This file lends a free run of the arena, when frames for mirrors are wanted and the arena has
+//! more free than it wants.
+//!
+//! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free
+//! as one has: what is in it moves to the others, which copies no byte. One run
+//! stays lent while there are maps: where guards lie in all others, none could be lent anew, and
+//! accesses would fail although nearly all is free.
+
+use std::time::Duration;
+
+use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Ordering;
+use crate::base::wait::Woken;
+use crate::frames::{FrameNumber, Order};
+use crate::mapped::task::{Rests, Waiter};
+use crate::pages::core::Core;
+
+use crate::pages::reclaim::{
+    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, compact, evict, evict_at_once, shortage,
+};
+
+/// How often room for the first run is made: other threads take what is free.
+const FIRST_TRIES: u32 = 4;
+
+/// Pages that a thread without lent memory evicts at a time: an access waits for it.
+const PAGES_AT_ONCE: u32 = 16;
+
+/// How long a task rests that has found no lent memory.
+pub(crate) const TASK_NAP: Duration = Duration::from_micros(500);
+
+/// How many runs are tried to be taken back.
+const RUNS_MAX: usize = 8;
+
+/// [`Patience`] of who waits for lent memory: threads that get some take turns, and a mapped access
+/// that came late has its turn yet. An error would be a signal.
+#[derive(Debug)]
+pub(crate) struct LentPatience {
+    patience: Patience,
+    /// How much was lent when it was asked last.
+    lent: u64,
+}
+
+impl LentPatience {
+    pub(crate) fn new(core: &Core) -> Self {
+        LentPatience { patience: Patience::new(core), lent: Self::lent(core) }
+    }
+
+    fn lent(core: &Core) -> u64 {
+        core.mapped.lent.load(Ordering::Relaxed) // a count
+    }
+
+    fn is_over(&mut self, core: &Core) -> bool {
+        let before = std::mem::replace(&mut self.lent, Self::lent(core));
+        self.patience.has_lasted(core, self.lent != before)
+    }
+}
+
+/// A folio for a mirror, of order `wish` or smaller, counted as
+/// [`alloc_hollow`](crate::frames::Frames::alloc_hollow) does. With `needed`, evicts until there is one,
+/// or says why there is none; without, returns `None` if there is none at once.
+pub(crate) fn allocate_lent(
+    core: &Core,
+    wish: Order,
+    needed: bool,
+) -> Result<Option<(FrameNumber, Order)>, Shortage> {
+    if let Some(got) = at_once(core, wish) {
+        if core.frames.free_hollow() < core.pressure.low_frames {
+            core.pressure.bell.ring();
+        }
+        return Ok(Some(count(core, got)));
+    }
+    if !needed {
+        return Ok(None);
+    }
+    let (mut patience, mut nap) = (LentPatience::new(core), NAP_MIN);
+    // Ends: when memory comes, or patience is at an end.
+    loop {
+        let seen = core.pressure.progress_seen();
+        let evicted = evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX);
+        if let Some(got) = at_once(core, wish) {
+            return Ok(Some(count(core, got)));
+        }
+        if patience.is_over(core) {
+            return Err(shortage(core, wish.bytes() as u64));
+        }
+        if evicted.evicted == 0 {
+            core.pressure.wait_for_progress(seen, nap);
+            nap = (nap * 2).min(NAP_MAX);
+        }
+    }
+}
+
+/// A turn of eviction and a short sleep, for a thread or a task that has no folio, and then tries
+/// again.
+///
+/// # Errors
+/// Its patience is at an end.
+pub(crate) async fn wait_for_lent(
+    core: &Core,
+    wish: Order,
+    patience: &mut LentPatience,
+    waiter: Waiter<'_>,
+) -> Result<(), Shortage> {
+    if patience.is_over(core) {
+        return Err(shortage(core, wish.bytes() as u64));
+    }
+    let seen = core.pressure.progress_seen();
+    match waiter {
+        Waiter::Thread => {
+            if evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX).evicted == 0 {
+                core.pressure.wait_for_progress(seen, NAP_MAX);
+            }
+        }
+        // What could be evicted was, and the reclaiming thread is at work.
+        Waiter::Task(rests) => rests.rest(TASK_NAP).await,
+    }
+    Ok(())
+}
+
+/// [`allocate_lent`] after one turn of eviction, for who may not sleep.
+pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
+    core.pressure.bell.ring();
+    evict_at_once(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+    at_once(core, wish)
+}
+
+/// [`evict_for_lent`] for a task, of which there may be many: one in a while evicts for all of its thread.
+pub(crate) fn evict_for_task(
+    core: &Core,
+    wish: Order,
+    rests: &Rests,
+) -> Option<(FrameNumber, Order)> {
+    if rests.once_in(TASK_NAP) { evict_for_lent(core, wish) } else { at_once(core, wish) }
+}
+
+/// What is free, or can be lent.
+fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
+    let got = core.frames.alloc_hollow(wish);
+    if got.is_some_and(|(_, order)| order == wish) || !lend(core) {
+        return got;
+    }
+    if let Some((smaller, _)) = got {
+        core.give_back(smaller);
+    }
+    core.frames.alloc_hollow(wish)
+}
+
+/// Lends a run if none is lent, for which it evicts what is in it. Best effort: users of folios may
+/// lie in all runs.
+pub(crate) fn lend_first(core: &Core) {
+    for _ in 0..FIRST_TRIES {
+        if core.frames.hollow_frames() > 0 || lend(core) {
+            break;
+        }
+        evict(core, Order::MAX.frames() + core.pressure.high_frames, EFFORT_MAX);
+    }
+}
+
+/// Notes that a folio was lent.
+fn count(core: &Core, got: (FrameNumber, Order)) -> (FrameNumber, Order) {
+    core.mapped.lent.fetch_add(1, Ordering::Relaxed); // a count
+    got
+}
+
+/// Lends a run, if the arena has more than enough free.
+fn lend(core: &Core) -> bool {
+    let enough = core.pressure.high_frames + Order::MAX.frames();
+    core.frames.free_frames() >= enough
+        && (core.frames.hollow_out_run() || (compact(core) && core.frames.hollow_out_run()))
+}
+
+/// Frees lent frames up to the high watermark, if any are in use, or lends more. For the reclaiming
+/// thread.
+pub(super) fn keep_some_free(core: &Core) {
+    let wanted = || core.pressure.high_frames.saturating_sub(core.frames.free_hollow());
+    // Ends: each turn evicts something, lends a run, or is the last.
+    while core.frames.hollow_frames() > core.frames.free_hollow() && wanted() > 0 {
+        if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
+            break;
+        }
+    }
+}
+
+/// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
+/// enough free for what is in it, and one of a few can be emptied. That copies nothing.
+pub(super) fn take_run_back(core: &Core) -> bool {
+    let wanted = core.frames.free_frames() < core.pressure.high_frames;
+    let spare = core.frames.free_hollow() >= Order::MAX.frames() && core.frames.may_take_back();
+    if !wanted || !spare {
+        return false;
+    }
+    let mut candidates: Vec<(u32, FrameNumber)> =
+        core.frames.hollow_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
+    candidates.sort_unstable();
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
+}
+
+/// Makes `run` a run of the arena again, if it is a lent one.
+pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
+    let place = |order| {
+        let (place, got) = core.frames.alloc_hollow(order)?;
+        if got != order {
+            core.give_back(place);
+            return None;
+        }
+        Some(place)
+    };
+    // Dropped after the run is released.
+    let mut woken = Woken::default();
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
+    // have folios of it.
+    if !core.frames.is_hollow(run) && !mutant::on(Mutant::TakeBackAnyRun) {
+        return false;
+    }
+    let map = held.held();
+    // They stay in the mirror: they move, and are not evicted.
+    core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        at = reclaim::empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+    }
+    let emptied = held.held().is_full();
+    drop(held); // a run that is free as a whole is the arena's
+    emptied
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::base::mutant::{self, Mutant};
+    use crate::frames::Order;
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
+    /// without.
+    #[test]
+    fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let file = cache.attach("page", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+        file.read_at(&mut [0], 0).unwrap();
+        let core = cache.core();
+        assert!(core.frames.hollow_out_run());
+        let mapping = core.mappings.all().pop().unwrap();
+        let run = core.hold(&mapping, 0).unwrap().head().align_down(Order::MAX);
+        assert!(core.frames.is_movable(run) && !core.frames.is_hollow(run));
+        let take_back = || super::take_back(core, run);
+        assert!(!take_back());
+        file.read_at(&mut [0], 0).unwrap();
+        assert_eq!(cache.stats().migrations, 0);
+        // Without folios: with them, the mutant would meet an assertion.
+        file.invalidate(0..4096).unwrap();
+        assert!(!take_back());
+        assert!(mutant::with(Some(Mutant::TakeBackAnyRun), take_back));
+    }
+
+    #[test]
+    fn while_others_get_lent_memory_it_is_waited_for() {
+        let mut options = Options::new(16 << 20);
+        options.patience = Duration::from_secs(1);
+        let cache = Cache::new(options).unwrap();
+        let core = cache.core();
+        let mut patience = super::LentPatience::new(core);
+        std::thread::sleep(Duration::from_millis(1100));
+        let (lent, _) = super::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+        assert!(!patience.is_over(core));
+        std::thread::sleep(Duration::from_millis(1100));
+        assert!(patience.is_over(core));
+        core.give_back(lent);
+    }
+}

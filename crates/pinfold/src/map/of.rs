@@ -1,0 +1,174 @@
+//! A cache, its files and what a `change` mutex guards, as mapped memory sees them: the mirror of a
+//! file, the states of own memory, the swap, and the folios that are kept after an access.
+//!
+//! Belongs here: what every room of `map/` asks of these. What the cache proper asks is `outside.rs`.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::base::mutant::{self, Mutant};
+use crate::cache::Cache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::frames::FrameNumber;
+use crate::mapped::mirror::{Mirror, SystemRefused};
+use crate::mapped::swap::Swap;
+use crate::mapped::swap::SwapStats;
+use crate::mapped::swap::pages::{OwnMemory, PageStates, Unused};
+use crate::pages::core::{Core, Held};
+use crate::pages::freeze;
+use crate::pages::mapping::{Changing, Mapping};
+use crate::source::{Backing, Source};
+
+impl Core {
+    /// Where own memory goes that is paged out.
+    pub(crate) fn swap(&self) -> Option<&Swap> {
+        self.mapped.swap.as_ref()
+    }
+
+    /// Gives back slots of the swap that are of no more use.
+    pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
+        if let Some(swap) = self.swap() {
+            for unused in unused {
+                swap.give(unused);
+            }
+        }
+    }
+
+    /// Keeps a folio that was brought for a mapped access, until others take its place or it leaves
+    /// its file.
+    pub(crate) fn keep_recent(&self, held: Held<'_>) {
+        let (head, frame) = (held.head(), held.frame());
+        std::mem::forget(held); // the reference is the list's
+        for gone in self.mapped.recent.keep(head, frame.order().bytes()) {
+            self.put(gone);
+        }
+        if frame.is_changing() && !mutant::on(Mutant::RecentUnchecked) {
+            self.let_go_of_recent(|other| other == head);
+        }
+    }
+
+    /// Lets go of those of these folios that `goes` says. The caller holds no lock.
+    pub(crate) fn let_go_of_recent(&self, goes: impl Fn(FrameNumber) -> bool) {
+        if mutant::on(Mutant::RecentStays) {
+            return;
+        }
+        for gone in self.mapped.recent.take(goes) {
+            self.put(gone);
+        }
+    }
+}
+
+impl Mapping {
+    /// Its mirror, made by the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mirror`], [`ErrorKind::Userfaultfd`].
+    pub(crate) fn mirror(&self, core: &Core) -> Result<&Arc<Mirror>> {
+        if let Some(mirror) = self.mirror_if_made() {
+            return Ok(mirror);
+        }
+        // Under the mutex under which the length changes, so that it is of one length.
+        let _resizing = self.resizing.lock();
+        if self.mirror_if_made().is_none() {
+            let made = Mirror::new(self.len_bytes(), core.mapped.uffd()?);
+            let made = made.map_err(|why| self.mirror_error(why))?;
+            let _ = self.mapped.mirror.set(Arc::new(made));
+        }
+        Ok(self.mirror_of_folios())
+    }
+
+    /// Its mirror, if it has one by now.
+    pub(crate) fn mirror_if_made(&self) -> Option<&Arc<Mirror>> {
+        self.mapped.mirror.get()
+    }
+
+    /// The mirror of a file with mirrored folios.
+    pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
+        self.mirror_if_made().expect("mirrored folios are those of a file that has a mirror")
+    }
+
+    /// The error that the system has refused something of its mirror.
+    pub(crate) fn mirror_error(&self, why: SystemRefused) -> Error {
+        let SystemRefused { what, cause } = why;
+        ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
+    }
+
+    /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
+    /// any.
+    pub(crate) fn make_own(&self, pages: PageStates, memory: Arc<dyn OwnMemory>) {
+        self.change().mapped().own = Some(pages);
+        assert!(self.mapped.own.set(memory).is_ok(), "a mapping has one memory");
+    }
+
+    /// The memory of its pages, if they are the program's own.
+    pub(crate) fn own(&self) -> Option<&Arc<dyn OwnMemory>> {
+        self.mapped.own.get()
+    }
+}
+
+impl Changing<'_> {
+    /// Where the bytes of its pages are, if they are the program's own.
+    pub(crate) fn own(&mut self) -> Option<&mut PageStates> {
+        self.mapped().own.as_mut()
+    }
+}
+
+/// Drops all folios of `pages` of own memory, on their way or not, and takes the pages out of memory.
+/// The caller lets go of what is returned, without the mutex.
+pub(crate) fn drop_own(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    pages: Range<u64>,
+) -> Vec<FrameNumber> {
+    let gone = freeze::drop_within(core, changing, pages.clone());
+    if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
+        // What the program has sealed stays there until the program ends.
+        let _ = memory.take_out_of_memory(pages);
+    }
+    gone
+}
+
+impl Cache {
+    /// What has happened to the swap so far. `None` if the cache has none, and in a forked child.
+    pub fn swap_stats(&self) -> Option<SwapStats> {
+        self.core().check_owner().ok()?;
+        self.core().swap().map(Swap::stats)
+    }
+
+    /// A mapping of `bytes` bytes for memory of the program's own; nothing can be read from it.
+    pub(crate) fn own_memory(&self, name: &str, bytes: u64) -> Result<File> {
+        let backing = Backing::new(Arc::new(Nowhere(bytes)), self.core().engine.clone());
+        self.file(PathBuf::from(name), None, backing)
+    }
+}
+
+/// The source of own memory, whose length it says. It is never read.
+#[derive(Debug)]
+struct Nowhere(u64);
+
+impl Source for Nowhere {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("own memory is not read from a source"))
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.0)
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "own memory".into()
+    }
+}
+
+#[cfg(feature = "testing")]
+impl File {
+    /// How much memory its mirror has: of pages that maps can show without a fault. Feature
+    /// `testing`.
+    pub fn mirrored_bytes(&self) -> u64 {
+        let handle = self.handle();
+        let mirror = || handle.mapping.mirror_if_made().filter(|_| handle.core.owner.is_here());
+        mirror().map_or(0, |mirror| mirror.bytes_in_memory())
+    }
+}

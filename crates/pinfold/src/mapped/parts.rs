@@ -1,0 +1,123 @@
+//! What mapped memory needs of its own: in a cache, in a file, and under a file's `change` mutex.
+//! `pages/` keeps these values, and knows nothing of what is in them.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use crate::base::held_pages::HeldPages;
+use crate::base::mutant::{self, Mutant};
+use crate::error::Result;
+use crate::mapped::load::Load;
+use crate::mapped::mirror::{Leftovers, Mirror};
+use crate::mapped::pieces::Pieces;
+use crate::mapped::recent::Recent;
+use crate::mapped::swap::pages::{OwnMemory, PageStates};
+use crate::mapped::swap::{self, Swap};
+use crate::mapped::to_write::ToWrite;
+use crate::mapped::uffd::{Ask, Uffd};
+use crate::options::Options;
+use crate::source::Engine;
+
+/// Threads that wait with a folio may have so large a part of a cache's frames. A model has few.
+const WAITING_SHARE: u32 = if cfg!(shuttle) { 8 } else { 16 };
+
+/// Of a cache.
+#[derive(Debug)]
+pub(crate) struct MappedOfCache {
+    pub(crate) leftovers: Leftovers,
+    pub(crate) pieces: Pieces,
+    pub(crate) recent: Recent,
+    pub(crate) load: Load,
+    /// First of what has threads: it joins those that write.
+    pub(crate) to_write: ToWrite,
+    /// Of maps and own memory, by the program.
+    pub(crate) held: HeldPages,
+    /// By threads that wait for lent memory.
+    waiting_with: HeldPages,
+    waiting_most: u32,
+    /// How many folios were lent so far: where that goes on, lent memory is not lacking.
+    pub(crate) lent: AtomicU64,
+    uffd: OnceLock<Arc<Uffd>>,
+    /// Where own memory goes that is paged out.
+    pub(crate) swap: Option<Swap>,
+}
+
+/// Of a file.
+#[derive(Debug, Default)]
+pub(crate) struct MappedOfFile {
+    /// Where its mapped pages are, once it has been mapped.
+    pub(crate) mirror: OnceLock<Arc<Mirror>>,
+    /// What its pages are in if they are the program's own; then it has no mirror.
+    pub(crate) own: OnceLock<Arc<dyn OwnMemory>>,
+}
+
+/// What the `change` mutex of a file guards.
+#[derive(Debug, Default)]
+pub(crate) struct MappedStates {
+    /// Where the bytes of its pages are, if they are the program's own.
+    pub(crate) own: Option<PageStates>,
+}
+
+/// A thread that waits with a folio.
+#[derive(Debug)]
+#[must_use = "dropped at once, it may not wait"]
+pub(crate) struct WaitsWith<'a> {
+    all: &'a HeldPages,
+    pages: u32,
+}
+
+impl Drop for WaitsWith<'_> {
+    fn drop(&mut self) {
+        self.all.take_back(self.pages);
+    }
+}
+
+impl MappedOfCache {
+    /// Of a cache of `frames` frames.
+    pub(crate) fn new(frames: u32) -> Self {
+        MappedOfCache {
+            leftovers: Leftovers::new(),
+            pieces: Pieces::new(),
+            recent: Recent::new(frames),
+            load: Load::new(frames),
+            to_write: ToWrite::default(),
+            held: HeldPages::default(),
+            waiting_with: HeldPages::default(),
+            waiting_most: frames / WAITING_SHARE,
+            lent: AtomicU64::new(0),
+            uffd: OnceLock::new(),
+            swap: None,
+        }
+    }
+
+    /// Makes the swap, if there is to be one. Before the cache is shared.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile).
+    pub(crate) fn open(&mut self, options: &Options, engine: &Arc<Engine>) -> Result<()> {
+        self.swap = swap::open(options, engine)?;
+        Ok(())
+    }
+
+    /// What the cache's own views of mirrors are registered with, made by the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Userfaultfd`](crate::ErrorKind::Userfaultfd).
+    pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
+        if self.uffd.get().is_none() {
+            // One that another thread made meanwhile is as good.
+            let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
+        }
+        Ok(self.uffd.get().expect("made above"))
+    }
+
+    /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
+    /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
+    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
+    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<WaitsWith<'_>> {
+        let most = self.waiting_most.max(pages);
+        let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
+        self.waiting_with.add(pages, most).ok()?;
+        Some(WaitsWith { all: &self.waiting_with, pages })
+    }
+}

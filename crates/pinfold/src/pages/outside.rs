@@ -1,0 +1,188 @@
+//! The seam: folios whose bytes are outside of the arena, because maps show them.
+//!
+//! A *hollow* folio has frames of a hollow run, which have no memory of their own
+//! (`frames/mobility.rs`): its bytes are outside, and its entry says so. Of some files a few folios
+//! are hollow; of others all are, always: such a file is [outside](Outside::is_outside) as a whole,
+//! and the index's marks say nothing of its dirtiness.
+//!
+//! The cache proper keeps, freezes, moves and evicts hollow folios as it does all others. It asks here
+//! where their bytes are, and it tells here before they go. What answers is `map/outside.rs`. Without
+//! the feature `map`, and in models of loom, nothing is outside: then the functions below are the
+//! answers.
+//!
+//! # The calls, by who makes them
+//!
+//! | call | made by | locks held |
+//! |---|---|---|
+//! | `outside_at` | hits and reads, with a reference; moves | any |
+//! | `is_outside` | whoever wants to know what is dirty | any |
+//! | `notice_stores`, `may_leave` | `freeze/{batch,drop}.rs`, before a folio leaves | the file's `change` mutex |
+//! | `leave_memory` | eviction, step 3; `freeze/drop.rs` | the file's `change` mutex |
+//! | `leave` | eviction, step 5 | the `change` mutexes of the batch |
+//! | `take_out_of_maps` of what it returns | eviction, step 6 | none |
+//! | `taken_in` | `freeze/migrate.rs`, when the bytes are in the arena | the file's `change` mutex |
+//! | `left_in_use` | `freeze/drop.rs` | the file's `change` mutex |
+//! | `freed` | whoever gives back the last reference | perhaps a `change` mutex |
+//! | `settle` | who drops pages, and must know that no map shows them | none, or `resizing` |
+//! | `is_unsettled` | `freeze/drop.rs` | the file's `change` mutex |
+//! | `let_go_of_kept` | who needs a folio without users | none |
+//! | `offer`, `next_in_turn`, `offer_no_more`, `end_turns` | eviction, step 1 | none |
+//! | `write_dirty`, `stays_dirty` | eviction, steps 8 and 9 | none |
+//! | `take_run_back`, `keep_some_free` | who wants memory; the reclaiming thread | none |
+//!
+//! With a `change` mutex held, an answer reads no source, allocates no frame, and takes only locks
+//! that are taken after that mutex (`pages/mapping.rs`). Without one, it may evict.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pinfold_policy::Sweep;
+
+use crate::error::Result;
+use crate::frames::FrameNumber;
+use crate::mapped::{Leaving, PieceTurns};
+use crate::pages::mapping::{Changing, Mapping};
+use crate::pages::residency::Candidate;
+
+/// When dirty pages that are outside are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
+pub(crate) enum WriteWhen {
+    /// By other threads, later: nobody waits for it.
+    Later,
+    /// Before the call returns, unless the last write has just failed.
+    Now,
+    /// Before the call returns, whatever became of the last write.
+    NowAnyway,
+}
+
+/// What became of dirty pages that are outside.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenOut {
+    /// These were written, or tried to: they may be clean now.
+    pub(crate) now: Vec<Candidate>,
+    /// So many pages are on their way, and leave when they are written.
+    pub(crate) on_their_way: u64,
+}
+
+/// A cache, as the one that knows what is outside of its arena. Each function's own body is what
+/// holds where nothing is.
+#[expect(unused_variables, reason = "the names say what a caller gives")]
+pub(crate) trait Outside {
+    // Where bytes are.
+
+    /// The address of `page`, which a hollow folio of `mapping` has. The caller has a reference to
+    /// that, or the only right to it.
+    fn outside_at(&self, mapping: &Mapping, page: u64) -> *mut u8 {
+        unreachable!("no folio is hollow")
+    }
+
+    /// Whether all folios of the file are hollow, always: memory of the program's own.
+    fn is_outside(&self, mapping: &Mapping) -> bool {
+        false
+    }
+
+    // What is dirty, of a file that is outside.
+
+    /// Before some of these pages leave without a write: those count as stored to from now on that may
+    /// have been, although nobody told.
+    fn notice_stores(&self, changing: &mut Changing<'_>, pages: &[u64]) {}
+
+    /// Whether the bytes of `page` are elsewhere, too.
+    fn may_leave(&self, changing: &mut Changing<'_>, page: u64) -> bool {
+        true
+    }
+
+    // Who is told before bytes go.
+
+    /// Takes pages of a file that is outside out of memory, in rising order, each with a number.
+    /// Returns the numbers of those that the system keeps.
+    fn leave_memory(&self, mapping: &Mapping, pages: &[(u64, usize)]) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// These folios have just left the index, some of `mapping`: the bytes of hollow ones stay where
+    /// they are, and nothing else gets there, until they are taken out of all maps by what this
+    /// returns.
+    fn leave<'a>(
+        &self,
+        changing: &mut Changing<'_>,
+        mapping: &'a Mapping,
+        gone: &[Candidate],
+    ) -> Option<Leaving<'a>> {
+        None
+    }
+
+    /// The bytes of a hollow folio have been copied to the arena, where its place is from now on.
+    fn taken_in(&self, mapping: &Mapping, pages: Range<u64>) {}
+
+    /// The hollow folio at `head` leaves its file while it may be in use: its users keep its bytes,
+    /// where they are.
+    fn left_in_use(&self, mapping: &Mapping, head: FrameNumber, pages: Range<u64>) {}
+
+    /// The hollow folio at `head` is freed.
+    fn freed(&self, head: FrameNumber) {}
+
+    /// Waits for those who are just putting bytes of `pages` outside, or taking them out.
+    fn settle(&self, mapping: &Mapping, pages: &Range<u64>) {}
+
+    /// Whether there is somebody to wait for.
+    fn is_unsettled(&self, mapping: &Mapping, pages: &Range<u64>) -> bool {
+        false
+    }
+
+    /// Gives back references that only keep hollow folios from eviction, to those that `goes` says.
+    fn let_go_of_kept(&self, goes: impl Fn(FrameNumber) -> bool) {}
+
+    // Eviction.
+
+    /// The policy offers this folio. True: it goes together with others, and not now; the policy
+    /// knows.
+    fn offer(&self, turns: &mut PieceTurns, sweep: &mut Sweep, head: FrameNumber) -> bool {
+        false
+    }
+
+    /// The next at most `most` folios that go together. Empty: it is the turn of none.
+    fn next_in_turn(&self, turns: &mut PieceTurns, most: usize) -> Vec<Candidate> {
+        Vec::new()
+    }
+
+    /// The policy has nothing more to offer.
+    fn offer_no_more(&self, turns: &mut PieceTurns) {}
+
+    /// The end of this eviction: what is left of a turn is the next one's.
+    fn end_turns(&self, turns: PieceTurns) {}
+
+    /// These folios, of these files and others, stayed because they are dirty.
+    fn write_dirty(
+        &self,
+        mappings: &[Arc<Mapping>],
+        dirty: Vec<Candidate>,
+        when: WriteWhen,
+    ) -> WrittenOut {
+        WrittenOut::default()
+    }
+
+    /// Whether what is dirty of this file cannot be written for now.
+    fn stays_dirty(&self, mapping: &Mapping) -> bool {
+        false
+    }
+
+    // Memory.
+
+    /// Makes a hollow run one of the arena again, if the arena wants frames and nobody needs the run.
+    fn take_run_back(&self) -> bool {
+        false
+    }
+
+    /// Frees frames for hollow folios up to the high watermark, if there are any.
+    fn keep_some_free(&self) {}
+
+    /// The cache begins: starts the threads that write.
+    ///
+    /// # Errors
+    /// The system does not start one.
+    fn start(self: &Arc<Self>) -> Result<()> {
+        Ok(())
+    }
+}

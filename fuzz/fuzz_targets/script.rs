@@ -1,5 +1,5 @@
 //! Any bytes are a script of operations; what is read must be what a plain vector holds. See
-//! `pinfold_testing::script`. A failing input prints its steps, which `tests/differential.rs` can
+//! `pinfold_testing::script`. A failing input prints its steps, which `tests/it/differential.rs` can
 //! replay.
 //!
 //! `cargo +nightly fuzz run script -- -len_control=0 -max_len=700 -max_total_time=60`

@@ -2,7 +2,7 @@
 //! as fixed buffers, and the network takes them from there.
 //!
 //! `cargo run --example pin_to_socket [FILE]`; without a file, one of 8 MiB is made. The receiver,
-//! a thread of this program, compares what comes with the file. `tests/pin_example.rs` runs it.
+//! a thread of this program, compares what comes with the file. `tests/it/pin_example.rs` runs it.
 //!
 //! A zero-copy send is done with its buffer only when it says so, long after the call: until the
 //! receiver has acknowledged the bytes they may have to be sent again from there. That is what a

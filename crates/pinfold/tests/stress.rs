@@ -2,6 +2,8 @@
 //!
 //! Runs for some seconds; for as long as `PINFOLD_STRESS_SECONDS` says otherwise, with the seed in
 //! `PINFOLD_STRESS_SEED`. The mutants show that it detects faults.
+//!
+//! A program of its own: its handler of SIGBUS has to be there before that of the first cache.
 
 use std::time::Duration;
 

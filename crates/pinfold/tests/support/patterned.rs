@@ -1,6 +1,6 @@
 //! A cache, and a file in it whose bytes tell where they are.
 //!
-//! Used by `owned.rs` and `pin.rs`. `mod.rs` has one more for tests of reading in place.
+//! `subject.rs` has one more for tests of reading in place.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //!
 //! A lock here must be all in its own words. A library whose waiting threads queue in one table of
 //! the process, as `parking_lot` has, can leave a child of fork(2) a table that is locked for ever,
-//! and then not even a new cache works there (`tests/fork.rs`).
+//! and then not even a new cache works there (`tests/processes/fork.rs`).
 
 use std::sync::PoisonError;
 use std::time::Duration;

@@ -1,0 +1,46 @@
+//! What is allocated by the program's allocator, which counts here.
+#![cfg(not(any(loom, shuttle)))] // the model checkers build without the public types
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[path = "../support/again.rs"]
+mod again;
+#[path = "../support/alone.rs"]
+mod alone;
+
+mod clients;
+mod files;
+
+/// The system's allocator, which counts.
+struct Counting;
+
+thread_local! {
+    /// What the thread has allocated, ever: how many times.
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+/// The bytes that the process has in use.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// The bytes that the process has allocated, ever.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does all of it; a count changes nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;

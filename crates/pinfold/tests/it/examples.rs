@@ -1,0 +1,72 @@
+//! Runs the examples, with less to do, and checks that README and the reference name each of them.
+//! `pin_to_socket` is run by `pin_example.rs`.
+
+#[path = "../../examples/event_loop.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod event_loop;
+#[path = "../../examples/hits.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod hits;
+#[path = "../../examples/open.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod open;
+#[path = "../../examples/range_server.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod range_server;
+#[path = "../../examples/thread_per_core.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod thread_per_core;
+
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+#[test]
+fn an_event_loop_serves_ranges() {
+    let bytes = event_loop::run(dir().path(), 1000).unwrap();
+    assert!((1_000_000..20_000_000).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn threads_with_a_runtime_each_walk_through_a_file() {
+    assert_eq!(thread_per_core::run(dir().path(), 500).unwrap(), 500 * 20);
+}
+
+#[test]
+fn a_server_sends_ranges_from_where_they_are_cached() {
+    let bytes = range_server::run(dir().path(), 1000).unwrap();
+    assert!((1_000_000..20_000_000).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn each_way_in_makes_hits() {
+    let ways = "empty read get get-rc get-arc get-owned borrow optimistic pin try-read try-get \
+                try-borrow read-async get-async empty-many empty-read-many read-many get-many \
+                borrow-many read-2 borrow-2";
+    for way in ways.split_whitespace() {
+        hits::make(way, 100);
+    }
+}
+
+#[test]
+fn opening_files_is_timed() {
+    let rows = open::run(dir().path(), 3).unwrap();
+    assert_eq!(rows.len(), 5);
+}
+
+#[test]
+fn readme_and_the_reference_name_each_example() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("../../README.md")).unwrap();
+    let reference = std::fs::read_to_string(root.join("src/lib.rs")).unwrap();
+    let examples = std::fs::read_dir(root.join("examples")).unwrap();
+    let names: Vec<_> = examples
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    assert!(names.len() >= 5, "{names:?}");
+    for name in names {
+        let row = format!("| `{name}` |");
+        assert!(readme.contains(&row), "README has no row for {name}");
+        assert!(reference.contains(&row), "the reference has no row for {name}");
+    }
+}

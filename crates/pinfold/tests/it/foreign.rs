@@ -1,0 +1,473 @@
+//! Files that other programs write, replace and delete: what an `open` returns afterwards.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pinfold::source::Preference;
+use pinfold::{Cache, Changed, File, FileOptions, Options};
+
+const WAYS: [Preference; 2] = [Preference::Auto, Preference::Buffered];
+
+/// A cache, and a directory on the file system of the build, where files are read directly.
+struct Ground {
+    cache: Cache,
+    dir: tempfile::TempDir,
+    preference: Preference,
+}
+
+impl Ground {
+    fn new(preference: Preference) -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Ground { cache: Cache::new(Options::new(8 << 20)).unwrap(), dir, preference }
+    }
+
+    /// A file of this name with these bytes.
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn open(&self, path: &Path) -> File {
+        self.cache.open_with(path, FileOptions::default().preference(self.preference)).unwrap()
+    }
+
+    fn resident(&self) -> u64 {
+        self.cache.stats().resident_bytes
+    }
+}
+
+/// Waits until a change of the file gets another time than the last one did, on any kernel.
+fn tick(path: &Path) {
+    let last = fs::metadata(path).unwrap().modified().unwrap();
+    // Ends: time goes on.
+    while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// All that the file has, and no byte more.
+#[track_caller]
+fn check(file: &File, wanted: &[u8]) {
+    assert_eq!(file.len(), wanted.len() as u64);
+    let mut buf = vec![0xee; wanted.len() + 5000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), wanted.len());
+    let wrong = (0..wanted.len()).find(|&at| buf[at] != wanted[at]);
+    assert_eq!(wrong, None, "a wrong byte, of {}", wanted.len());
+}
+
+/// What another program may do to a file that has `OLD`, and what the file has then.
+type Change = (&'static str, fn(&Path) -> Vec<u8>);
+
+const OLD: &[u8] = &[b'a'; 20_000];
+
+const CHANGES: [Change; 8] = [
+    ("written anew, longer", |path| {
+        fs::write(path, vec![b'b'; 40_000]).unwrap();
+        vec![b'b'; 40_000]
+    }),
+    ("written anew, as long as before", |path| {
+        fs::write(path, vec![b'b'; OLD.len()]).unwrap();
+        vec![b'b'; OLD.len()]
+    }),
+    ("written anew, shorter", |path| {
+        fs::write(path, vec![b'b'; 5000]).unwrap();
+        vec![b'b'; 5000]
+    }),
+    ("appended to", |path| {
+        fs::OpenOptions::new().append(true).open(path).unwrap().write_all(&[b'c'; 9000]).unwrap();
+        [OLD, &[b'c'; 9000]].concat()
+    }),
+    ("written to in place, one byte", |path| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(b"d", 12_345).unwrap();
+        let mut bytes = OLD.to_vec();
+        bytes[12_345] = b'd';
+        bytes
+    }),
+    ("written to in place, with its old time set again", |path| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.write_all_at(b"e", 777).unwrap();
+        file.set_modified(modified).unwrap();
+        let mut bytes = OLD.to_vec();
+        bytes[777] = b'e';
+        bytes
+    }),
+    ("replaced by another", |path| {
+        let other = path.with_extension("new");
+        fs::write(&other, vec![b'f'; OLD.len()]).unwrap();
+        fs::rename(&other, path).unwrap();
+        vec![b'f'; OLD.len()]
+    }),
+    ("deleted and made again", |path| {
+        // The inode's number may be the same.
+        fs::remove_file(path).unwrap();
+        fs::write(path, vec![b'g'; OLD.len()]).unwrap();
+        vec![b'g'; OLD.len()]
+    }),
+];
+
+#[test]
+fn a_file_that_was_closed_is_opened_as_it_is() {
+    for (n, (what, change)) in CHANGES.iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            check(&ground.open(&path), OLD);
+            let now = change(&path);
+            check(&ground.open(&path), &now);
+        }
+    }
+}
+
+#[test]
+fn an_open_shows_what_has_changed_to_all_handles() {
+    for (n, (what, change)) in CHANGES[..6].iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            let file = ground.open(&path);
+            check(&file, OLD);
+            let guard = file.get(3).unwrap();
+            let now = change(&path);
+            let again = ground.open(&path);
+            check(&again, &now);
+            check(&file, &now);
+            assert_eq!(guard[..], OLD[3 * 4096..4 * 4096], "a guard keeps what it has");
+        }
+    }
+}
+
+#[test]
+fn a_refresh_tells_what_has_changed_and_shows_it() {
+    for (n, (what, change)) in CHANGES.iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            let file = ground.open(&path);
+            let clone = file.clone();
+            tick(&path);
+            check(&file, OLD);
+            assert_eq!(file.refresh().unwrap().changed, Changed::No);
+            check(&file, OLD);
+            assert_eq!(file.refresh().unwrap().changed, Changed::No);
+            let misses = ground.cache.stats().misses;
+            check(&file, OLD);
+            assert_eq!(ground.cache.stats().misses, misses, "nothing was dropped");
+            tick(&path);
+            let now = change(&path);
+            let told = file.refresh().unwrap();
+            let wanted = match *what {
+                "appended to" => Changed::Grown,
+                "replaced by another" | "deleted and made again" => Changed::Replaced,
+                _ => Changed::Rewritten,
+            };
+            assert_eq!(told.changed, wanted);
+            if wanted == Changed::Replaced {
+                // These handles have the old file.
+                check(&file, OLD);
+                check(&ground.open(&path), &now);
+                assert_eq!(clone.refresh().unwrap().changed, Changed::Replaced);
+            } else {
+                assert_eq!(told.len, now.len() as u64);
+                check(&file, &now);
+                check(&clone, &now);
+                assert_eq!(clone.refresh().unwrap().changed, Changed::No, "it was told once");
+            }
+        }
+    }
+}
+
+/// A log is read by what is appended alone.
+#[test]
+fn a_refresh_of_a_file_that_was_appended_to_keeps_the_rest() {
+    let ground = Ground::new(Preference::Auto);
+    let old = vec![b'a'; 1_000_000];
+    let path = ground.file("log", &old);
+    let file = ground.open(&path);
+    check(&file, &old);
+    let cached = ground.resident();
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+    assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+    let dropped = cached - ground.resident();
+    assert!(dropped > 0 && dropped <= cached / 4, "{dropped} of {cached}");
+    let mut end = [0; 8];
+    assert_eq!(file.read_at(&mut end, 999_996).unwrap(), 8);
+    assert_eq!(&end, b"aaaamore");
+}
+
+/// Cut, and longer than before when somebody looks: no attribute tells it from an append.
+#[test]
+fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
+    type Regrow = fn(usize) -> Vec<u8>;
+    let regrown: [(&str, Regrow); 3] = [
+        ("all other bytes", |bytes| vec![b'b'; bytes]),
+        ("another first byte", |bytes| [vec![b'b'], vec![b'a'; bytes - 1]].concat()),
+        ("other bytes before the old end", |bytes| {
+            let mut all = vec![b'a'; bytes];
+            all[999_000] = b'b';
+            all
+        }),
+    ];
+    for (what, regrow) in regrown {
+        println!("{what}");
+        let ground = Ground::new(Preference::Auto);
+        let old = vec![b'a'; 1_000_000];
+        let path = ground.file("file", &old);
+        let file = ground.open(&path);
+        check(&file, &old);
+        let now = regrow(1_200_000);
+        fs::write(&path, &now).unwrap();
+        assert_eq!(file.refresh().unwrap().changed, Changed::Rewritten);
+        check(&file, &now);
+    }
+}
+
+/// Changes a byte in the middle of a file of 1,000,000 bytes, appends to it, and does so to `now`.
+fn change_and_append(file: &fs::File, now: &mut Vec<u8>) {
+    file.write_all_at(b"b", 500_000).unwrap();
+    file.write_all_at(b"more", 1_000_000).unwrap();
+    now[500_000] = b'b';
+    now.extend(b"more");
+}
+
+/// A refresh compares a part of what is cached with a file that has grown; an open trusts none of it.
+#[test]
+fn an_open_does_not_trust_that_a_file_has_only_grown() {
+    for preference in WAYS {
+        for closed in [false, true] {
+            println!("{preference:?}, closed {closed}");
+            let ground = Ground::new(preference);
+            let mut now = vec![b'a'; 1_000_000];
+            let path = ground.file("log", &now);
+            let file = ground.open(&path);
+            check(&file, &now);
+            let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            change_and_append(&other, &mut now);
+            // Times that are settled, on any kernel.
+            tick(&path);
+            assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+            let kept = (!closed).then_some(file);
+            let again = ground.open(&path);
+            check(&again, &now);
+            if let Some(file) = kept {
+                check(&file, &now);
+            }
+            // Now its pages are known to be its own.
+            let misses = ground.cache.stats().misses;
+            check(&ground.open(&path), &now);
+            assert_eq!(ground.cache.stats().misses, misses, "nothing was dropped");
+        }
+    }
+}
+
+#[test]
+fn a_refresh_goes_by_the_path_of_its_handle() {
+    let ground = Ground::new(Preference::Auto);
+    let (path, hard, link) =
+        (ground.file("one", OLD), ground.dir.path().join("hard"), ground.dir.path().join("link"));
+    fs::hard_link(&path, &hard).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let [by_path, by_hard, by_link] = [&path, &hard, &link].map(|path| ground.open(path));
+    check(&by_path, OLD);
+    // A link that shows another file changes nothing of this one.
+    let other = ground.file("other", b"other");
+    fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&other, &link).unwrap();
+    let changed = |file: &File| file.refresh().unwrap().changed;
+    assert_eq!(
+        [&by_path, &by_hard, &by_link].map(changed),
+        [Changed::No, Changed::No, Changed::Replaced]
+    );
+    fs::remove_file(&path).unwrap();
+    assert_eq!(changed(&by_path), Changed::Replaced);
+    assert_eq!(changed(&by_hard.clone()), Changed::No, "what the other handle has seen");
+    check(&by_hard, OLD);
+}
+
+#[test]
+fn an_invalidation_counts_what_a_new_length_drops() {
+    let ground = Ground::new(Preference::Auto);
+    let path = ground.file("file", OLD);
+    let file = ground.open(&path);
+    check(&file, OLD);
+    assert_eq!(file.invalidate(0..0).unwrap(), 0);
+    let before = ground.resident();
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+    let dropped = file.invalidate(0..0).unwrap();
+    assert_eq!(dropped, before - ground.resident());
+    assert!(dropped > 0);
+    // What was invalidated as a whole is not told again.
+    tick(&path);
+    fs::write(&path, OLD).unwrap();
+    file.invalidate(0..i64::MAX as u64).unwrap();
+    assert_eq!(file.refresh().unwrap().changed, Changed::No);
+    check(&file, OLD);
+}
+
+/// Its path leads elsewhere, so nothing that was cached before its last change is left.
+#[test]
+fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
+    type Move = fn(&Path);
+    let moves: [(&str, Move); 5] = [
+        ("renamed", |path| fs::rename(path, path.with_extension("old")).unwrap()),
+        ("replaced", |path| {
+            let new = path.with_extension("new");
+            fs::write(&new, "new").unwrap();
+            fs::rename(&new, path).unwrap();
+        }),
+        ("deleted", |path| fs::remove_file(path).unwrap()),
+        ("its directory was renamed", |path| {
+            let dir = path.parent().unwrap();
+            fs::rename(dir, dir.with_extension("old")).unwrap();
+        }),
+        ("its directory was replaced", |path| {
+            let dir = path.parent().unwrap();
+            fs::rename(dir, dir.with_extension("old")).unwrap();
+            fs::create_dir(dir).unwrap();
+            fs::write(path, vec![b'n'; 1_000_004]).unwrap();
+        }),
+    ];
+    for (what, moved) in moves {
+        for told in [false, true] {
+            println!("{what}, told that it has grown: {told}");
+            let ground = Ground::new(Preference::Auto);
+            fs::create_dir(ground.dir.path().join("dir")).unwrap();
+            let mut now = vec![b'a'; 1_000_000];
+            let path = ground.file("dir/log", &now);
+            let file = ground.open(&path);
+            check(&file, &now);
+            let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            change_and_append(&other, &mut now);
+            tick(&path);
+            if told {
+                assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+            }
+            moved(&path);
+            // Its attributes are settled, on any kernel.
+            let changed = |at: &fs::Metadata| {
+                Duration::new(at.ctime().cast_unsigned(), u32::try_from(at.ctime_nsec()).unwrap())
+            };
+            let last = std::time::UNIX_EPOCH + changed(&other.metadata().unwrap());
+            // Ends: time goes on.
+            while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            check(&file, &now);
+            // It is told again, and what was read since is kept.
+            let misses = ground.cache.stats().misses;
+            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            check(&file, &now);
+            assert_eq!(ground.cache.stats().misses, misses, "it was read again");
+        }
+    }
+}
+
+#[test]
+fn a_refresh_tells_of_an_append_that_an_invalidation_has_seen() {
+    for (cut, changed) in [(None, Changed::Grown), (Some(600_000), Changed::Rewritten)] {
+        let ground = Ground::new(Preference::Auto);
+        let path = ground.file("log", &vec![b'a'; 1_000_000]);
+        let file = ground.open(&path);
+        check(&file, &vec![b'a'; 1_000_000]);
+        let other = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        if let Some(bytes) = cut {
+            other.set_len(bytes).unwrap();
+        }
+        (&other).write_all(&vec![b'a'; 30_000]).unwrap();
+        file.invalidate(8192..12_288).unwrap();
+        let now = fs::read(&path).unwrap();
+        check(&file, &now);
+        let cached = ground.resident();
+        (&other).write_all(&vec![b'a'; 400_000]).unwrap();
+        for changed in [changed, Changed::No] {
+            assert_eq!(file.refresh().unwrap().changed, changed, "{cut:?}");
+        }
+        assert!(
+            cut.is_some() || ground.resident() >= cached - (128 << 10),
+            "what was cached stays"
+        );
+        check(&file, &fs::read(&path).unwrap());
+    }
+}
+
+/// Of a source that says nothing of its contents, too.
+#[test]
+fn a_refresh_tells_of_a_growth_of_a_source_that_an_invalidation_has_seen() {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = std::sync::Arc::new(pinfold::source::Memory::new(vec![b'a'; 100_000]));
+    let file = cache.attach("source", source.clone()).unwrap();
+    check(&file, &vec![b'a'; 100_000]);
+    pinfold::source::Source::set_len(&*source, 150_000).unwrap();
+    file.invalidate(0..4096).unwrap();
+    assert_eq!(file.len(), 150_000);
+    let told = [Changed::Grown, Changed::No];
+    assert_eq!([(); 2].map(|()| file.refresh().unwrap().changed), told);
+}
+
+/// How many descriptors the process has of files in the directory of `ground`, deleted or not.
+fn descriptors(ground: &Ground) -> usize {
+    let here = |fd: &fs::DirEntry| {
+        fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(ground.dir.path()))
+    };
+    fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok).filter(here).count()
+}
+
+#[test]
+fn a_deleted_file_goes_with_its_last_handle() {
+    for preference in WAYS {
+        let ground = Ground::new(preference);
+        let path = ground.file("file", OLD);
+        let (file, other) = (ground.open(&path), ground.open(&path));
+        check(&file, OLD);
+        fs::remove_file(&path).unwrap();
+        drop(file);
+        check(&other, OLD);
+        drop(other);
+        assert_eq!(
+            (ground.resident(), ground.cache.stats().files, descriptors(&ground)),
+            (0, 0, 0)
+        );
+        // One that is deleted later keeps nothing but memory that nobody else has wanted so far.
+        let path = ground.file("later", OLD);
+        check(&ground.open(&path), OLD);
+        assert!(ground.resident() > 0);
+        assert_eq!(descriptors(&ground), 0);
+        // One with another path left is none.
+        let hard = ground.dir.path().join("hard");
+        fs::hard_link(&path, &hard).unwrap();
+        let file = ground.open(&path);
+        check(&file, OLD);
+        fs::remove_file(&path).unwrap();
+        drop(file);
+        assert!(ground.resident() > 0);
+    }
+}
+
+/// Tests that fail with a mutant of `mutant.rs` on.
+#[cfg(feature = "mutants")]
+const MUTANTS: &[(&str, &str)] = &[
+    ("a_file_that_was_closed_is_opened_as_it_is", "OpenUncompared"),
+    ("an_open_shows_what_has_changed_to_all_handles", "OpenUncompared"),
+    ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
+    ("a_refresh_of_a_file_that_was_moved_keeps_no_old_byte", "ReplacedKeepsGrown"),
+    ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
+];
+
+#[cfg(feature = "mutants")]
+#[test]
+fn each_fails_with_its_mutant() {
+    for (name, mutant) in MUTANTS {
+        let mut test = crate::again::again(module_path!(), name);
+        test.env("PINFOLD_MUTANT", mutant);
+        assert!(!test.output().unwrap().status.success(), "{name} does not fail with {mutant}");
+    }
+}

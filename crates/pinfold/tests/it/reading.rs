@@ -1,0 +1,176 @@
+//! Reads for code that has a form of its own, beside the same on bytes in memory.
+
+use std::io::{BufRead, Cursor, Read, Seek, SeekFrom};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use pinfold::source::Memory;
+use pinfold::{Cache, ErrorKind, File, FileReader, Hint, Options, ReadAt};
+use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
+use pinfold_testing::pattern::Pattern;
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const LENGTH: u64 = 3 * MIB + 777;
+
+/// A file that is longer than the budget, and its bytes.
+fn file() -> (Cache, File, Vec<u8>) {
+    let cache = Cache::new(Options::new(MIB)).unwrap();
+    let bytes = Pattern::new(3, 0).to_vec(LENGTH as usize);
+    let file = cache.attach("file", Arc::new(Memory::new(bytes.clone()))).unwrap();
+    (cache, file, bytes)
+}
+
+/// A file whose reads of byte 50,000 fail.
+fn broken(cache: &Cache) -> File {
+    let faulty = Faulty::new(Arc::new(Memory::new(vec![7; 100_000])));
+    let (operation, when) = (Operation::Read, When::Range(50_000..50_001));
+    faulty.add(Rule { operation, when, fault: Fault::Error(libc::EIO) });
+    cache.attach("broken", Arc::new(faulty)).unwrap()
+}
+
+fn is_sent<T: Send + 'static>(it: T) -> T {
+    it
+}
+
+#[test]
+fn a_reader_does_what_a_cursor_does() {
+    let (cache, file, bytes) = file();
+    let (mut cursor, mut reader) = (Cursor::new(bytes), is_sent(file.reader(0)));
+    drop((file, cache)); // it is a handle of its own
+    let mut rng = fastrand::Rng::with_seed(11);
+    for turn in 0..3000 {
+        match turn % 4 {
+            0 => {
+                let to = match rng.u8(0..5) {
+                    0 => SeekFrom::End(rng.i64(-LENGTH.cast_signed() - 9..9)),
+                    1 => SeekFrom::Start(rng.u64(0..LENGTH + 9)),
+                    2 => SeekFrom::Start(rng.u64(0..LENGTH / PAGE) * PAGE),
+                    3 => SeekFrom::Start(LENGTH - rng.u64(0..9000)),
+                    _ => SeekFrom::Current(rng.i64(-90_000..90_000)),
+                };
+                let (one, other) = (cursor.seek(to), reader.seek(to));
+                assert_eq!(one.as_ref().ok(), other.as_ref().ok(), "{to:?}");
+                if let (Err(one), Err(other)) = (one, other) {
+                    assert_eq!(one.kind(), other.kind());
+                }
+            }
+            1 => {
+                let mut bufs = [(); 2].map(|()| vec![0; rng.usize(0..70_000)]);
+                let len = bufs[0].len();
+                bufs[1].resize(len, 0);
+                let got = (cursor.read(&mut bufs[0]).unwrap(), reader.read(&mut bufs[1]).unwrap());
+                assert_eq!(got.0, got.1);
+                assert!(bufs[0] == bufs[1]);
+            }
+            _ => {
+                let len = reader.fill_buf().unwrap().len();
+                let rest = cursor.fill_buf().unwrap();
+                assert_eq!(len == 0, rest.is_empty());
+                assert!(*reader.fill_buf().unwrap() == rest[..len]);
+                let some = rng.usize(0..=len);
+                cursor.consume(some);
+                reader.consume(some);
+            }
+        }
+        assert_eq!(reader.stream_position().unwrap(), cursor.position());
+    }
+}
+
+#[test]
+fn a_reader_of_everything_reads_everything() {
+    let (_cache, file, bytes) = file();
+    let mut all = Vec::new();
+    file.reader(0).read_to_end(&mut all).unwrap();
+    assert!(all == bytes);
+    let lines = |lines: std::io::Split<FileReader>| lines.map(Result::unwrap).collect::<Vec<_>>();
+    let expected: Vec<_> = bytes[5..].split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+    assert!(lines(file.reader(5).split(b'\n')) == expected[..expected.len()]);
+    assert_eq!(file.reader(u64::MAX).read(&mut [0; 9]).unwrap(), 0);
+    assert!(file.reader(u64::MAX).fill_buf().unwrap().is_empty());
+    assert!(file.reader(u64::MAX).seek(SeekFrom::Current(1)).is_err());
+}
+
+#[test]
+fn a_readers_errors_have_those_of_the_cache_inside() {
+    let cache = Cache::new(Options::new(MIB)).unwrap();
+    let mut reader = broken(&cache).reader(49_900);
+    let failed = [reader.read(&mut [0; 9000]).unwrap_err(), reader.fill_buf().unwrap_err()];
+    for error in failed {
+        let error = error.downcast::<pinfold::Error>().unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+    }
+    assert_eq!(reader.stream_position().unwrap(), 49_900);
+}
+
+#[test]
+fn memory_that_is_not_initialised_gets_the_same() {
+    let (_cache, file, bytes) = file();
+    for (at, len) in
+        [(0, 0), (9, 64), (4090, 64), (100_000, 300_000), (LENGTH - 9, 64), (LENGTH, 9)]
+    {
+        let mut buf = vec![MaybeUninit::uninit(); len];
+        let got = file.read_uninit(&mut buf, at).unwrap();
+        let end = (at as usize + len).min(bytes.len());
+        assert!(*got == bytes[at as usize..end], "{at} {len}");
+    }
+    assert!(file.read_uninit(&mut [MaybeUninit::uninit(); 9], u64::MAX).is_err());
+}
+
+#[tokio::test]
+async fn many_reads_by_a_future_get_the_same() {
+    let (_cache, file, bytes) = file();
+    let mut rng = fastrand::Rng::with_seed(3);
+    for turn in 0..20 {
+        let mut bufs: Vec<_> = (0..turn * 10).map(|_| vec![0; rng.usize(0..9000)]).collect();
+        let mut reads: Vec<_> =
+            bufs.iter_mut().map(|buf| ReadAt::new(rng.u64(0..LENGTH + 9), buf)).collect();
+        file.read_many_async(&mut reads).await.unwrap();
+        for ReadAt { offset, buf, result } in reads {
+            let start = (offset as usize).min(bytes.len());
+            let expected = &bytes[start..(start + buf.len()).min(bytes.len())];
+            assert_eq!(*result.as_ref().unwrap(), expected.len());
+            assert!(buf[..expected.len()] == *expected);
+        }
+    }
+    drop(is_future_sent(file.read_many_async(&mut [])));
+}
+
+fn is_future_sent<T: Send>(it: T) -> T {
+    it
+}
+
+#[tokio::test]
+async fn of_many_reads_by_a_future_each_has_its_own_error() {
+    let cache = Cache::new(Options::new(MIB)).unwrap();
+    let file = broken(&cache);
+    let (mut one, mut two, mut three, mut four) = ([0; 9], [0; 9], [0; 9], [0; 9]);
+    let mut reads = [
+        ReadAt::new(10, &mut one),
+        ReadAt::new(49_999, &mut two),
+        ReadAt::new(u64::MAX, &mut three),
+        ReadAt::new(90_000, &mut four),
+    ];
+    let error = file.read_many_async(&mut reads).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+    let results: Vec<_> = reads.iter().map(|read| read.result.as_ref().ok().copied()).collect();
+    assert_eq!(results, [Some(9), None, None, Some(9)]);
+}
+
+#[test]
+fn ranges_may_be_open() {
+    let (_cache, file, _) = file();
+    file.advise(.., Hint::Random).unwrap();
+    for page in 0..20 {
+        file.get(page).unwrap();
+    }
+    assert!(file.invalidate(5 * PAGE..).unwrap() > 0);
+    assert!(file.try_get(0).unwrap().is_some() && file.try_get(19).unwrap().is_none());
+    file.get(19).unwrap();
+    assert!(file.invalidate(..).unwrap() > 0);
+    assert!((0..20).all(|page| file.try_get(page).unwrap().is_none()));
+    file.get(19).unwrap();
+    file.advise(.., Hint::DontNeed).unwrap();
+    assert!((0..20).all(|page| file.try_get(page).unwrap().is_none()));
+    assert!(file.invalidate(..=u64::MAX).is_err());
+}

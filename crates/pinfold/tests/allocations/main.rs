@@ -10,6 +10,7 @@ mod again;
 #[path = "../support/alone.rs"]
 mod alone;
 
+#[cfg(feature = "serve")]
 mod clients;
 mod files;
 

@@ -12,6 +12,7 @@ mod patterned;
 #[path = "../support/subject.rs"]
 mod subject;
 
+#[cfg(feature = "map")]
 mod ahead;
 mod bad_input;
 mod borrow;
@@ -24,12 +25,15 @@ mod fragments;
 mod futures;
 mod get;
 mod guards;
+#[cfg(feature = "map")]
 mod locked;
 mod many;
 mod objections;
+#[cfg(feature = "map")]
 mod own_swap;
 mod pin;
 mod pin_example;
 mod reading;
 mod sources;
+#[cfg(feature = "map")]
 mod space;

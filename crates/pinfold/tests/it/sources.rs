@@ -390,6 +390,7 @@ impl Source for View {
 
 /// The cache has the file, the file its source, and the source a handle of the cache: all of them
 /// go all the same, and until then what was read stays cached.
+#[cfg(feature = "map")]
 #[test]
 fn a_cache_goes_with_the_last_handle_that_is_not_a_sources() {
     in_time(|| {

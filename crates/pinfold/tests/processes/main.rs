@@ -9,6 +9,7 @@ mod again;
 mod alone;
 #[path = "../support/child.rs"]
 mod child;
+#[cfg(feature = "map")]
 #[path = "../support/forbid.rs"]
 mod forbid;
 #[path = "../support/fuse.rs"]
@@ -18,17 +19,24 @@ mod patterned;
 #[path = "../support/starts.rs"]
 mod starts;
 
+#[cfg(feature = "map")]
 mod anon;
 mod block_device;
 mod ext_times;
+#[cfg(feature = "map")]
 mod file_limit;
 mod fork;
 mod fork_batches;
 mod fork_own_cache;
+#[cfg(feature = "serve")]
 mod many_files;
 mod odd_files;
+#[cfg(feature = "map")]
 mod own_kernel;
 mod owned;
+#[cfg(feature = "map")]
 mod space_signals;
+#[cfg(feature = "map")]
 mod space_stacks;
+#[cfg(feature = "map")]
 mod threads;

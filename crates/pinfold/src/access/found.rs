@@ -132,6 +132,7 @@ impl Handle {
     /// Looks up what is wanted of `page`.
     #[inline(always)]
     pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
+        // Step 1, and the others.
         self.look(self.hint(page), page << PAGE_SHIFT, want)
     }
 
@@ -165,10 +166,12 @@ impl Handle {
         offset: u64,
         want: W,
     ) -> Option<Found<'a>> {
+        // Step 2.
         let Some(stamp) = frame.read_begin() else {
             want.absent::<{ Event::Changing as usize }>(self);
             return None;
         };
+        // Step 3.
         let (id, start, span) = want.readable(frame);
         let at = offset.wrapping_sub(start);
         if id != self.id && !mutant::on(Mutant::AnyIdentity) {

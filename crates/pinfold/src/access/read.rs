@@ -90,6 +90,7 @@ impl Handle {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
         }
+        // Steps 1 to 3.
         let found = self.found_at(offset, BytesWanted(buf.len() as u64));
         let Some(found) = found else { return false };
         let from = found.from;
@@ -102,10 +103,12 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
+        // Step 4.
         // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
         // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
         // alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
+        // Step 5.
         if frame.read_retry(stamp) {
             not_shortly::<{ Event::Changed as usize }>(self);
             return false;

@@ -101,8 +101,18 @@ impl Core {
     /// still be on its way from the source.
     #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
-        // A hint, checked below.
-        let head = mapping.index.lookup_hint(page);
+        self.hold_at(mapping, page, mapping.index.lookup_hint(page))
+    }
+
+    /// As [`hold`](Self::hold), where a look-up of the page has returned `head`: right or wrong, or
+    /// no frame at all.
+    #[inline(always)]
+    pub(crate) fn hold_at(
+        &self,
+        mapping: &Mapping,
+        page: u64,
+        head: FrameNumber,
+    ) -> Option<Held<'_>> {
         let frame = self.frames.try_frame(head)?;
         if !self.take_one(frame) {
             return None;

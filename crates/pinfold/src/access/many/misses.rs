@@ -108,6 +108,7 @@ impl<'a> Absent<'a> {
         handle.core.check_owner()?;
         let failed = Arc::new(Failed::new());
         let groups = self.groups(WINDOW);
+        // Step 2.
         let (first, groups) = FirstGroup::of(handle, groups, For::Thread)?;
         let ahead = first.as_ref().map(|FirstGroup { plan, after, .. }| (*plan, *after));
         let first = first.map(|FirstGroup { mut batch, missed, .. }| {
@@ -115,6 +116,7 @@ impl<'a> Absent<'a> {
             handle.core.counters.add(Event::Miss, missed);
             batch
         });
+        // Steps 3 and 4.
         let prepare_others = || {
             let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
             for batch in &mut others {
@@ -129,6 +131,7 @@ impl<'a> Absent<'a> {
             }
             others
         };
+        // Step 5, by a ring of the thread's own: the others are prepared while the first is read.
         let several = usize::from(first.is_some()) + groups.len() > 1;
         if several && let Some(ring) = handle.mapping.backing.own_ring() {
             let mut others = Vec::new();
@@ -144,10 +147,12 @@ impl<'a> Absent<'a> {
             });
             return Ok(Some(failed));
         }
+        // Step 5, by the engine.
         let others = prepare_others();
         let request = |batch| fill::request(handle, batch).awaited();
         let mut requests = others.into_iter().map(request).collect();
         handle.mapping.backing.submit(&mut requests);
+        // Step 6.
         if let Some(batch) = first {
             batch.read(false);
         }

@@ -203,13 +203,18 @@ fn copies_have_turns(polled: bool) -> bool {
     let _second = file.get(40 * MIB / 4096).unwrap();
     let copied = || cache.core().pressure.copied.pages();
     let before = copied();
-    assert!(poll(&mut small).is_pending() || copied() > before);
+    // It may be over at once: what it wants may have been read ahead by now.
+    let small_now = poll(&mut small);
     let waits = copied() == before;
     drop(kept);
     if polled {
         assert_eq!(end(&mut large, || ()).unwrap().len() as u64, 8 * MIB - 1);
     }
-    assert_eq!(end(&mut small, || ()).unwrap().len(), 399_999);
+    let small_then = match small_now {
+        Poll::Ready(bytes) => bytes,
+        Poll::Pending => end(&mut small, || ()),
+    };
+    assert_eq!(small_then.unwrap().len(), 399_999);
     waits
 }
 

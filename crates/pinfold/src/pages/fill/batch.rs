@@ -84,6 +84,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
 
     /// Steps 3 to 5, in the calling thread; as [`Self::finish`].
     pub(crate) fn read(self, keep_first: bool) {
+        // Step 3.
         let read = self.mapping.backing.read(self.offset(), &self.extents());
         self.finish(read, keep_first);
     }
@@ -170,6 +171,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
             if let (Ok(_), Err(error), Some(failed)) = (&read, &checked, &failed) {
                 failed.remember(filling.page..filling.end(), error.clone());
             }
+            // Steps 4 and 5.
             land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
             if refused {
                 self.core.give_back(filling.head);
@@ -242,6 +244,7 @@ fn land(
     if mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
+    // Step 4.
     let mut changing = mapping.change();
     // Otherwise it was dropped meanwhile and cannot be found any more.
     let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
@@ -281,6 +284,7 @@ fn land(
     drop(changing);
     core.counters.count(Event::FillEnded);
     core.pressure.fill_ends(&mapping.on_its_way, filling.order.frames());
+    // Step 5.
     if !mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }

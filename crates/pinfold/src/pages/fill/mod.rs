@@ -79,35 +79,39 @@ fn get_as<'a>(
 ) -> Result<Held<'a>> {
     let core = &reader.core;
     core.check_owner()?;
-    let mut alone = None;
-    // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
-    // and then waited for the mapping's mutex, or followed a read that had what others want. Of
-    // these only the first may be its own.
+    let (mut alone, mut exactly) = (None, false);
+    // Ends: each turn that does not return was undone by an invalidation, or lost a race for the
+    // page and then looks it up under the mapping's mutex, or followed a read that had what others
+    // want. Of these only the first may be its own.
     loop {
-        let got = match find(reader, page)? {
+        let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),
             None => demand(reader, page, alone.unwrap_or_else(&plan)),
         };
         match got {
             Ok(Some(held)) => return Ok(held),
-            Ok(None) => {}
+            Ok(None) => exactly = true,
             Err(error) => alone = Some(wanted.alone(reader, &error).ok_or(error)?),
         }
     }
 }
 
-/// The folio of `page`, up to date or not, if there is one.
-fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
-    if let Some(held) = reader.core.hold(&reader.mapping, page) {
+/// The folio of `page`, up to date or not, if there is one. Unless `exactly`, a folio that is just
+/// coming may be missed: then step 2 of the fill meets it.
+fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
+    let Handle { core, mapping, .. } = reader;
+    let hint = mapping.index.lookup_hint(page);
+    if core.frames.try_frame(hint).is_none() && !exactly {
+        return Ok(None);
+    }
+    if let Some(held) = core.hold_at(mapping, page, hint) {
         return Ok(Some(held));
     }
-    // Exact now: a look-up through a recycled node only misses, and a freezer would hold this
-    // mutex.
-    let changing = reader.mapping.change();
+    // A look-up under the mutex is exact, and no folio is frozen there.
+    let changing = mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
-    let held = reader.core.hold_under_change(head);
-    let too_many =
-        || ErrorKind::TooManyReferences { path: reader.mapping.path.clone(), page }.into();
+    let held = core.hold_under_change(head);
+    let too_many = || ErrorKind::TooManyReferences { path: mapping.path.clone(), page }.into();
     held.map(Some).ok_or_else(too_many)
 }
 
@@ -141,6 +145,7 @@ pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>
 /// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
+    // Steps 1 and 2.
     let batch = prepare(reader, page, plan.now_end, For::Thread)?;
     let Some(head) = batch.first() else { return Ok(None) };
     core.counters.count(Event::Miss);
@@ -148,6 +153,7 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     if plan.ahead_end > after {
         start_ahead(reader, after, plan);
     }
+    // Steps 3 to 5, but for the reference, which this reader takes over.
     batch.read(true);
     // This reader gets the error of its own fill, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
@@ -190,15 +196,17 @@ pub(crate) fn begin<'a>(
 ) -> Result<Begun<'a>> {
     let core = &reader.core;
     core.check_owner()?;
+    let mut exactly = false;
     // Ends: as `get_as`.
     loop {
-        if let Some(held) = find(reader, page)? {
+        if let Some(held) = find(reader, page, exactly)? {
             return Ok(Begun::Held(held));
         }
         let plan = *plan.get_or_insert_with(|| ahead::plan(reader, page, bytes));
         let batch = prepare(reader, page, plan.now_end, For::Future)?;
         let Some(head) = batch.first() else {
             if reader.mapping.index.lookup(page).is_some() {
+                exactly = true;
                 continue; // another thread was faster
             }
             return Ok(Begun::NoMemory);

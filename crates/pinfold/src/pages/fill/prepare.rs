@@ -31,6 +31,7 @@ pub(crate) fn prepare(
     let mut batch = FillBatch::new(reader, wanted);
     let mut at = page;
     while at < end && batch.folios() < FOLIOS_MAX {
+        // Step 1.
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
         let needed = wanted == For::Thread && batch.is_empty();
         let first = matches!(wanted, For::Thread | For::Future) && batch.is_empty();
@@ -38,6 +39,7 @@ pub(crate) fn prepare(
         let Some(begun) = begun else { break };
         let got = allocate(reader, begun, needed).map_err(|why| why.of(mapping, at))?;
         let Some((head, order)) = got else { break };
+        // Step 2.
         match insert(reader, at, order, head, needed) {
             Ok(filling) => {
                 at = filling.end();

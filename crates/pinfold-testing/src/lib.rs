@@ -6,6 +6,7 @@
 //! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
 //! | [`faulty`] | a source that fails in the ways that a test asks for |
 //! | [`queue`] | a source whose reads end when the test says so |
+//! | [`told`] | numbers that messages tell |
 //! | [`waker`] | wakers that tell whether they were woken |
 //! | [`script`] | random operations checked against a plain vector, for proptest and the fuzzer |
 //! | [`stress`] | readers, holders and pinners against everything that moves pages; `pinfold stress` |
@@ -32,4 +33,5 @@ pub mod queue;
 pub mod script;
 #[cfg(feature = "stress")]
 pub mod stress;
+pub mod told;
 pub mod waker;

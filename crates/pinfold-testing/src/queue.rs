@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use pinfold::source::{Memory, Request, Source, Start};
+use pinfold::source::{Extent, Memory, Request, Source, Start};
 
 /// Where a request begins, and its bytes.
 pub type Asked = (u64, usize);
@@ -67,7 +67,7 @@ impl Queue {
 }
 
 fn asked(request: &Request) -> Asked {
-    (request.offset(), request.bytes())
+    (request.offset(), request.extents().iter().map(Extent::bytes).sum())
 }
 
 impl Source for Queue {

@@ -13,9 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pinfold::source::{Hint, Memory, Source};
-use pinfold::{BUDGET_MIN_BYTES, Cache, ErrorKind, File, Options};
+use pinfold::{Cache, ErrorKind, File, Options};
 
 use crate::pattern::Pattern;
+
+const BUDGET_MIN_BYTES: u64 = *pinfold::Options::BUDGET_BYTES.start();
 
 /// Bytes of the longest file of a script: a few times the budget.
 pub const FILE_MAX_BYTES: u64 = 3 << 20;
@@ -253,11 +255,10 @@ impl ScriptFile {
         let mut buf = vec![0xee; bytes];
         let end = offset.checked_add(bytes as u64).filter(|&end| i64::try_from(end).is_ok());
         let got = match (self.file.read_at(&mut buf, offset), end) {
-            (Err(error), None) if matches!(error.kind(), ErrorKind::Range { .. }) => return Ok(()),
+            (Err(error), None) if error.kind() == ErrorKind::Invalid => return Ok(()),
             (result, None) => return Err(format!("{result:?} for an impossible range")),
             (Err(error), _)
-                if matches!(error.kind(), ErrorKind::Truncated { .. })
-                    && self.now.len() < self.recorded.len() =>
+                if error.kind() == ErrorKind::Truncated && self.now.len() < self.recorded.len() =>
             {
                 return Ok(());
             }
@@ -308,7 +309,7 @@ impl ScriptFile {
                 }
                 Err(format!("the length is {len} afterwards, not {}", self.now.len()))
             }
-            Err(error) if matches!(error.kind(), ErrorKind::Range { .. }) && !legal => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Invalid && !legal => Ok(()),
             other => Err(format!("{other:?}")),
         }
     }

@@ -18,7 +18,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pinfold::{Cache, Completions, File, Hint, Options, Outcome};
+use pinfold::{Cache, Completion, Completions, File, Hint, Options};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 const FILE_BYTES: u64 = 64 << 20;
@@ -154,10 +154,8 @@ impl Server {
     fn answer(&mut self) {
         // Collected first: going on begins further reads.
         let ended: Vec<_> = self.completions.by_ref().collect();
-        for completion in ended {
-            let (number, Outcome::Read { mut buf, result }) =
-                (completion.user_data, completion.outcome)
-            else {
+        for (number, completion) in ended {
+            let Completion::Read { mut buf, result } = completion else {
                 unreachable!("only ranges are asked for")
             };
             let Some(connection) = self.connections.get_mut(&number) else { continue };

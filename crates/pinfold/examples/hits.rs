@@ -46,10 +46,15 @@ impl Ways {
             }
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
             Way::GetRc => {
-                block.copy_from_slice(&FolioOf::get(&self.of_thread, page)?[..BLOCK_BYTES]);
+                block.copy_from_slice(
+                    &FolioOf::new(self.of_thread.clone(), self.of_thread.get(page)?)[..BLOCK_BYTES],
+                );
             }
             Way::GetArc => {
-                block.copy_from_slice(&FolioOf::get(&self.of_threads, page)?[..BLOCK_BYTES]);
+                block.copy_from_slice(
+                    &FolioOf::new(self.of_threads.clone(), self.of_threads.get(page)?)
+                        [..BLOCK_BYTES],
+                );
             }
             Way::GetOwned => {
                 block.copy_from_slice(&self.file.get(page)?.into_owned()[..BLOCK_BYTES]);
@@ -183,7 +188,7 @@ fn main() {
 /// Makes so many hits by the way of that name.
 pub(crate) fn make(way: &str, number: u64) {
     let (way, two) = way.strip_suffix("-2").map_or((way, 0), |way| (way, 1));
-    let options = Options::new(32 << 20).io_uring(false).pin_in_place(true);
+    let options = Options { io_uring: false, pin_in_place: true, ..Options::new(32 << 20) };
     let cache = Cache::new(options).expect("there is memory");
     let bytes = vec![7; (PAGES * PAGE_BYTES) as usize];
     let file = cache.attach("bytes", Arc::new(Memory::new(bytes))).expect("it can be attached");

@@ -71,7 +71,7 @@ pub(crate) fn run(dir: &Path, rounds: usize) -> Result<Vec<Row>, Box<dyn std::er
             })?;
         }
         time(&mut times[4], &kept, |file| {
-            assert_eq!(file.refresh()?.changed, Changed::No);
+            assert_eq!(file.refresh()?, Changed::No);
             Ok(())
         })?;
     }

@@ -76,7 +76,7 @@ pub(crate) fn compare(mut receiver: TcpStream, expected: &[u8]) -> std::io::Resu
 
 /// Sends all of the file.
 pub(crate) fn send(path: &Path, socket: TcpStream) -> Result<Sent, Box<dyn Error>> {
-    let cache = Cache::new(Options::new(256 << 20).track_pins(true))?;
+    let cache = Cache::new(Options { track_pins: true, ..Options::new(256 << 20) })?;
     let file = cache.open(path)?;
     let mut ring = IoUring::new(8)?;
     let mut sent = Sent { zero_copy: true, ..Sent::default() };
@@ -85,10 +85,7 @@ pub(crate) fn send(path: &Path, socket: TcpStream) -> Result<Sent, Box<dyn Error
         let pinned = file.pin(sent.bytes..(sent.bytes + PART_BYTES).min(file.len()))?;
         let iovecs: Vec<libc::iovec> = pinned
             .extents()
-            .map(|part| libc::iovec {
-                iov_base: part.address().cast_mut().cast(),
-                iov_len: part.len(),
-            })
+            .map(|part| libc::iovec { iov_base: part.cast_mut().cast(), iov_len: part.len() })
             .collect();
         sent.buffers += iovecs.len();
         // SAFETY: the memory is pinned, and stays so until the buffers are unregistered, when the
@@ -98,7 +95,7 @@ pub(crate) fn send(path: &Path, socket: TcpStream) -> Result<Sent, Box<dyn Error
         ring.submitter().unregister_buffers()?;
     }
     drop((socket, file));
-    cache.close()?;
+    assert_eq!(cache.stats().pinned_bytes, 0, "{:?}", cache.pins());
     Ok(sent)
 }
 
@@ -117,7 +114,7 @@ fn send_pinned(
         let (mut done, buffer) = (0, u16::try_from(n)?);
         // Ends: each turn sends at least a byte, or is the last with zero-copy sends.
         while done < extent.len() {
-            let from = extent.address().wrapping_add(done);
+            let from = extent.cast::<u8>().wrapping_add(done);
             let rest = u32::try_from(extent.len() - done)?;
             let entry = if sent.zero_copy {
                 opcode::SendZc::new(socket, from, rest).buf_index(Some(buffer)).build()

@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::access::borrow::Reader;
+use crate::base::barrier::Barrier;
 use crate::base::counters::Event;
 use crate::base::holders::PinHolder;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::refresh;
 use crate::frames::{self, Frames, PAGE_BYTES};
@@ -19,16 +22,9 @@ use crate::pages::outside::Outside;
 use crate::pages::pressure::Pressure;
 use crate::pages::reclaim;
 use crate::source::{
-    self, Access, Backing, EngineOptions, FileIdentity, OpenError, Preference, Source, SourceStats,
+    self, Access, Backing, EngineOptions, FileIdentity, OpenError, Source, SourceStats,
 };
-use crate::stats::{BorrowStats, Fallbacks, Stats};
-
-/// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
-/// of a few readers at a time.
-pub const BUDGET_MIN_BYTES: u64 = 1 << 20;
-
-/// The largest budget, in bytes: 256 GiB, the most that index nodes can address.
-pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
+use crate::stats::Stats;
 
 /// A page cache: file pages in this program's memory, under a budget.
 ///
@@ -65,9 +61,9 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a file,
 /// `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
 /// [`ErrorKind::Forked`], because the child has none of the cache's threads, and their locks may
-/// have been held at the fork. Three calls that cannot fail return nothing instead:
-/// [`stats`](Self::stats) is all zeros, [`pins`](Self::pins) is `None`,
-/// [`compact`](Self::compact) is false. The `try_` calls return `None` for what was not cached.
+/// have been held at the fork. Two calls that cannot fail return nothing instead:
+/// [`stats`](Self::stats) is all zeros, [`pins`](Self::pins) is `None`.
+/// The `try_` calls return `None` for what was not cached.
 /// Dropping a handle in the child frees nothing: the child keeps its copy of the cache's memory
 /// until it ends or calls exec.
 ///
@@ -78,8 +74,8 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
 /// give the child copies of such memory. On older kernels a program that forks without an
-/// immediate exec should open files with
-/// [`Preference::Buffered`](crate::source::Preference::Buffered).
+/// immediate exec should open files through the kernel's page cache
+/// ([`FileOptions::direct`]).
 #[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
@@ -115,25 +111,25 @@ impl Cache {
     /// deadlines.
     ///
     /// # Errors
-    /// [`ErrorKind::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above
-    /// [`BUDGET_MAX_BYTES`]; [`ErrorKind::FolioSize`] if [`Options::folio_max_bytes`] is no size of
-    /// a folio; [`ErrorKind::Reserve`] if the system refuses the memory; [`ErrorKind::Thread`] if
-    /// it refuses the thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
-    /// [`ErrorKind::ForkHandler`] if it has no memory to remember what to call in a forked child;
-    /// [`ErrorKind::SwapFile`] if there is to be a swap ([`Options::swap`]) and it cannot be made.
+    /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or if
+    /// [`Options::folio_max_bytes`] is no size of a folio;
+    /// [`ErrorKind::System`] if the system refuses the memory, the thread that evicts
+    /// (`RLIMIT_NPROC`, or the limit of the control group), or to call the cache in a forked child,
+    /// or if there is to be a swap ([`Options::swap_bytes`]) and it cannot be made.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
-        if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
-            let (least_bytes, most_bytes) = (BUDGET_MIN_BYTES, BUDGET_MAX_BYTES);
-            return Err(ErrorKind::Budget { asked_bytes, least_bytes, most_bytes }.into());
+        if !Options::BUDGET_BYTES.contains(&asked_bytes) {
+            let (&least_bytes, &most_bytes) =
+                (Options::BUDGET_BYTES.start(), Options::BUDGET_BYTES.end());
+            return Err(Cause::Budget { asked_bytes, least_bytes, most_bytes }.into());
         }
         let Some(folio_order_max) = options.folio_order_max() else {
             let (asked_bytes, most_bytes) = (options.folio_max_bytes, options::FOLIO_MAX_BYTES);
             return Err(
-                ErrorKind::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
+                Cause::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
             );
         };
-        let reserve = |cause| ErrorKind::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
+        let reserve = |cause| Cause::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
             frames::ArenaError::Reserve { cause, .. } => reserve(cause.into()),
             other => unreachable!("the budget was checked: {other}"),
@@ -149,7 +145,7 @@ impl Cache {
         }
         let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
-        let mut core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        let mut core = core.map_err(|cause| Cause::ForkHandler { cause: Arc::new(cause) })?;
         core.mapped.open(&core.options, &core.engine)?;
         let core = Arc::new(core);
         core.owner.keep(&core);
@@ -192,8 +188,8 @@ impl Cache {
     ///
     /// The length is the one that the file system reports; that of a block device is the device's.
     /// Refused are files whose reported length is not that of their content, such as nearly all of
-    /// `/proc` and `/sys` ([`OpenError::NoLength`]), and directories, pipes, sockets and character
-    /// devices ([`OpenError::NotAFile`]). Opening a pipe fails at once: it does not wait for a
+    /// `/proc` and `/sys`; and directories, pipes, sockets and character
+    /// devices, which [`Error::io_kind`] tells apart. Opening a pipe fails at once: it does not wait for a
     /// writer. An empty file may be opened.
     ///
     /// # Cost
@@ -207,8 +203,8 @@ impl Cache {
     /// asynchronous runtime may call it where it might call `std::fs::File::open`.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot
-    /// be read; [`ErrorKind::TooManyFiles`]; [`ErrorKind::TooLong`] if the length is above 2^63 -
+    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Read`] if its length cannot
+    /// be read; [`ErrorKind::TooMany`]; [`ErrorKind::Unsupported`] if the length is above 2^63 -
     /// 4096; [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
@@ -228,7 +224,7 @@ impl Cache {
         let file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
             File::opened(self.core.clone(), mapping, path)
         } else {
-            let opened = found.open(path, options.preference, &self.core.engine);
+            let opened = found.open(path, options.preference(), &self.core.engine);
             let backing = Backing::of_file(opened.map_err(Arc::new)?, self.core.engine.clone());
             let len_bytes = match &contents {
                 Some(contents) => check_len(contents.len_bytes, path)?,
@@ -240,7 +236,7 @@ impl Cache {
         };
         refresh::on_open(file.handle(), contents.as_ref())?;
         // It was open before, and keeps its source for as long as it has handles.
-        if options.preference == Preference::Direct && file.is_buffered() {
+        if options.direct == Some(true) && file.is_buffered() {
             let why = "it is open already, buffered".to_owned();
             return Err(Arc::new(OpenError::NoDirect { path: path.to_owned(), why }).into());
         }
@@ -256,10 +252,10 @@ impl Cache {
     /// unless the file is open: then the call fails. So no handle ever sees bytes of two versions.
     ///
     /// # Errors
-    /// [`ErrorKind::SourceChanged`] if the object is open in another version;
-    /// [`ErrorKind::BadSource`] if [`Source::identity`] panics, or the cache cannot serve the
-    /// source's alignment; [`ErrorKind::Length`] if the source cannot report its length;
-    /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Changed`] if the object is open in another version;
+    /// [`ErrorKind::Unsupported`] if [`Source::identity`] panics, if the cache cannot serve the
+    /// source's alignment, or if the length is above 2^63 - 4096; [`ErrorKind::Read`] if the source
+    /// cannot report its length; [`ErrorKind::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());
@@ -309,7 +305,7 @@ impl Cache {
     /// one per thread for as long as the thread borrows: registering takes a mutex.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyReaders`] if all [`READERS_MAX`](crate::READERS_MAX) records are in use
+    /// [`ErrorKind::TooMany`] if all 4096 records are in use
     /// (a reader has one, and up to four after large batches of borrows); [`ErrorKind::Forked`].
     pub fn reader(&self) -> Result<Reader> {
         self.core.check_owner()?;
@@ -319,36 +315,20 @@ impl Cache {
     /// Frees 2 MiB of memory in one piece by moving folios, unless there are 2 MiB free already.
     /// Helps the next large folio (a sequential read, a pin of 2 MiB). False if it could not: what
     /// is in the way is held or pinned, or too little memory is free. Copies up to 2 MiB for each
-    /// of at most eight attempts; does no I/O.
+    /// of at most eight attempts; does no I/O. Feature `testing`: the cache does this by itself where
+    /// it needs to.
+    #[cfg(feature = "testing")]
     pub fn compact(&self) -> bool {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
-    /// All pins, the oldest first. `None` unless the cache was made with [`Options::track_pins`],
+    /// All pins, the oldest first. A pin keeps all of the cache's memory for as long as it lives, so
+    /// a forgotten pin leaks the whole budget: where a program is done with a cache, nothing should
+    /// be pinned any more ([`Stats::pinned_bytes`]). `None` unless the cache was made with [`Options::track_pins`],
     /// and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
         self.core.check_owner().ok()?;
         self.core.holders.all()
-    }
-
-    /// Drops this handle, and reports pages that are still pinned.
-    ///
-    /// A pin keeps all of the cache's memory for as long as it lives, so a forgotten pin leaks the
-    /// whole budget. Call this where a program ends or is done with a cache; dropping the handle
-    /// reports nothing. Other handles and open files stay valid in both cases.
-    ///
-    /// # Errors
-    /// [`ErrorKind::StillPinned`], with the list of pins if the cache was made with
-    /// [`Options::track_pins`].
-    pub fn close(self) -> Result<()> {
-        match pinned_pages(&self.core) {
-            0 => Ok(()),
-            pages => Err(ErrorKind::StillPinned {
-                pinned_bytes: pages * PAGE_BYTES as u64,
-                holders: self.pins().unwrap_or_default(),
-            }
-            .into()),
-        }
     }
 
     /// Free runs of 2 MiB, and how many there could be. Feature `testing`: for tests of what pins
@@ -383,15 +363,17 @@ impl Cache {
         let sum = |event| core.counters.sum(event);
         let page = PAGE_BYTES as u64;
         let reads = core.counters.reads();
-        let fallbacks = Fallbacks {
-            absent: sum(Event::Absent),
-            changing: sum(Event::Changing),
-            identity: sum(Event::Identity),
-            readahead: sum(Event::ReadaheadMark),
-            crosses: sum(Event::Crosses),
-            end_of_file: sum(Event::EndOfFile),
-            changed: sum(Event::Changed),
-        };
+        let fallbacks = [
+            Event::Absent,
+            Event::Changing,
+            Event::Identity,
+            Event::ReadaheadMark,
+            Event::Crosses,
+            Event::EndOfFile,
+            Event::Changed,
+        ]
+        .map(sum);
+        let [absent, changing, identity, mark, crosses, end_of_file, changed] = fallbacks;
         let long_reads = sum(Event::LongRead);
         let frames = core.frames.stats();
         let metadata_bytes = reclaim::metadata_bytes(core);
@@ -399,16 +381,23 @@ impl Cache {
         let free_bytes =
             u64::from(frames.free_frames + frames.free_hollow + frames.held_frames) * page;
         let kept = core.mappings.kept();
+        let (deferred_folios, deferred_pages) = core.deferred.outstanding(&core.frames);
         let ended = sum(Event::FillEnded);
         let readahead_dropped = sum(Event::ReadaheadDropped);
-        Stats {
+        let mut stats = Stats {
             short_reads: reads
                 .iter()
                 .sum::<u64>()
-                .saturating_sub(reads[0] + long_reads + fallbacks.total()),
+                .saturating_sub(reads[0] + long_reads + fallbacks.iter().sum::<u64>()),
             reads,
             long_reads,
-            fallbacks,
+            fallbacks_absent: absent,
+            fallbacks_changing: changing,
+            fallbacks_identity: identity,
+            fallbacks_readahead: mark,
+            fallbacks_crosses: crosses,
+            fallbacks_end_of_file: end_of_file,
+            fallbacks_changed: changed,
             counted_hits: sum(Event::CountedHit),
             misses: sum(Event::Miss),
             waits: sum(Event::Wait),
@@ -423,7 +412,14 @@ impl Cache {
             splits: sum(Event::Split),
             migrations: sum(Event::Migration),
             pin_migrations: sum(Event::PinMigration),
-            borrow: borrow_stats(core),
+            membarrier: core.readers.barrier() == Barrier::Membarrier,
+            membarriers: sum(Event::Membarrier),
+            readers: core.readers.registered(),
+            borrows_counted: sum(Event::BorrowCounted),
+            put_back: sum(Event::Announced),
+            deferred: sum(Event::Deferred),
+            deferred_folios,
+            deferred_bytes: deferred_pages * page,
             budget_bytes,
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
             dirty_bytes: 0,
@@ -434,27 +430,16 @@ impl Cache {
             free_bytes,
             huge_pages: core.frames.huge_pages_advised(),
             files: kept.files,
-        }
+            ..Stats::default()
+        };
+        core.mapped.count(&mut stats);
+        stats
     }
 }
 
 /// The error for a source that the cache cannot work with.
 fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
-    |cause| ErrorKind::BadSource { path: path.to_owned(), cause: Arc::new(cause) }.into()
-}
-
-fn borrow_stats(core: &Core) -> BorrowStats {
-    let (deferred_folios, deferred_pages) = core.deferred.outstanding(&core.frames);
-    BorrowStats {
-        barrier: core.readers.barrier(),
-        readers: core.readers.registered(),
-        counted: core.counters.sum(Event::BorrowCounted),
-        put_back: core.counters.sum(Event::Announced),
-        deferred: core.counters.sum(Event::Deferred),
-        deferred_folios,
-        deferred_bytes: deferred_pages * PAGE_BYTES as u64,
-        membarriers: core.counters.sum(Event::Membarrier),
-    }
+    |cause| Cause::BadSource { path: path.to_owned(), cause: Arc::new(cause) }.into()
 }
 
 /// Pinned pages, each counted once per pin.

@@ -39,7 +39,7 @@
 //! | the same for code that takes a `Read`, `BufRead` or `Seek` | [`File::reader`] | the same | the page in `fill_buf` |
 //! | to look at a page, on this thread | [`File::borrow`] | a look-up, and no store to shared memory | the page's folio |
 //! | to keep a page, or to send it to another thread | [`File::get`] | a look-up, an atomic addition and subtraction | the page's folio |
-//! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
+//! | to keep a page in one struct with its file | [`FolioOf::new`] | the same, and a count of the file | the page's folio, the file |
 //! | a range in one piece, to keep or to send anywhere | [`File::bytes`] | in place the same, and a count of the cache; across folios a copy | the range's folio, or a copy in the budget |
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is valid | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
@@ -138,7 +138,7 @@
 //! # let file = cache.attach("film", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
 //! let pinned = file.pin(10_000..50_000)?;
 //! let pieces: Vec<(*const u8, usize)> =
-//!     pinned.extents().map(|extent| (extent.address(), extent.len())).collect();
+//!     pinned.extents().map(|extent| (extent.cast(), extent.len())).collect();
 //! assert_eq!(pieces.iter().map(|piece| piece.1).sum::<usize>(), 40_000);
 //! // ... hand the pieces to the system, and when it is done:
 //! drop(pinned);
@@ -152,10 +152,10 @@
 //! mmap(2). [`Space`] says who reads it, and what a program must not do meanwhile.
 //!
 //! ```
-//! # use pinfold::{Cache, Options, Space, SpaceOptions, source::Memory};
+//! # use pinfold::{Cache, Options, Space, source::Memory};
 //! # let cache = Cache::new(Options::new(8 << 20))?;
 //! # let file = cache.attach("index", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-//! let space = Space::new(&cache, SpaceOptions::new())?;
+//! let space = Space::new(&cache, 0)?;
 //! let map = space.map_file(&file, 4096..100_000)?;
 //! // SAFETY: nobody changes the file meanwhile.
 //! let bytes = unsafe { map.as_slice() };
@@ -224,17 +224,17 @@
 //! | a miss of a page that another thread reads already | that read, and gets its error; but if it was a read ahead, or had more than the call wants, it reads what it wants |
 //! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`ErrorKind::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
-//! | `read_at_async`, `get_async`, `get_many_async`, `read_many_async`, `bytes_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([`futures`]) |
+//! | `read_at_async`, `get_async`, `get_many_async`, `read_many_async`, `bytes_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([Futures](#futures)) |
 //! | `Completions` | as for futures. [`Completions::next`] waits for nothing; the program waits for the descriptor |
 //! | `try_read_at`, `try_get`, `try_borrow` | no read and no memory. A hit that starts the next readahead waits for what `prefetch` waits for |
 //! | the first guard of a large folio, by whatever call | at times, the file's mutex, and readers of that folio; no I/O ([`File::get`], "What guards keep") |
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
-//! | an access to a map | as a miss, if the page is not cached; with [`SpaceOptions::handlers`] also until one of those threads is free |
-//! | `map_file`, `remap`, `protect`, `unmap` | another such call of the same space, and faults that look for a page of the map. For no read, unless faults keep their lock meanwhile ([`FaultIo::Hold`]) |
+//! | an access to a map | as a miss, if the page is not cached; with [handler threads](Space::new) also until one of those threads is free |
+//! | `map_file`, `remap`, the drop of a map | another such call of the same space, and faults that look for a page of the map. For no read |
 //! | [`Map::hold`] | as `get`, for each absent page; older versions of its pages that are in use |
 //! | `AnonMap`: `read_at`, `write_at`, `hold`, `advise` with `WillNeed` | as a miss, for each absent page |
-//! | `AnonMap`: `page_out`, `discard`, `unmap`, `protect` | writes of its pages to the swap that are under way; `page_out` writes itself |
+//! | `AnonMap`: `page_out`, `discard`, `protect`, the drop | writes of its pages to the swap that are under way; `page_out` writes itself |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads, or writes to the swap, are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
@@ -243,6 +243,53 @@
 //! goes on with what needs no write. So no call waits for a swap that hangs, but those that read from
 //! it or say that they write: the table names them. Where only own memory could leave, a miss waits
 //! for memory as above.
+//!
+//! # Futures
+//!
+//! The futures of [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`],
+//! [`File::read_many_async`] and [`File::bytes_async`] run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
+//! moment, evict what needs no write, and copy up to the whole buffer.
+//!
+//! They can be sent to other threads, and borrow their file: a task that is spawned takes an
+//! `Arc<File>` with it.
+//!
+//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
+//! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
+//! the read brings stays in the cache.
+//!
+//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
+//! waits for no read: [`try_get`](File::try_get) and its like,
+//! [`prefetch`](File::prefetch), the poll of a future. It must not wait for a read, as
+//! [`get`](File::get) does: the thread that calls it may be the one that completes reads,
+//! and would wait for itself. In a forked child a future returns what is cached, or
+//! [`ErrorKind::Forked`].
+//!
+//! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
+//! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
+//! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
+//! at a time waits with its pages. If it is woken and not polled, another one may instead. A future
+//! that is not polled keeps what it has brought, and neither room nor its turn from others
+//! ([`File::get_many_async`](File::get_many_async)).
+//!
+//! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
+//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
+//! an event loop of its own, has [`Completions`] (`examples/event_loop.rs`).
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+//! let sum: u32 = runtime.block_on(async {
+//!     let page = file.get_async(3).await?;
+//!     let mut record = [0; 64];
+//!     file.read_at_async(&mut record, 50_000).await?;
+//!     Ok::<_, pinfold::Error>(page[..64].iter().chain(&record).map(|&byte| u32::from(byte)).sum())
+//! })?;
+//! assert_eq!(sum, 128 * 7);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
 //!
 //! # What a guard keeps in memory
 //!
@@ -321,21 +368,19 @@ mod stats;
 
 #[cfg(not(loom))]
 pub use access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
-pub use access::futures;
 #[cfg(not(loom))]
 pub use access::many::ReadAt;
-pub use access::pin::{PinnedExtent, PinnedRange};
-pub use base::barrier::Barrier;
+pub use access::pin::PinnedRange;
 pub use base::holders::PinHolder;
 #[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
 pub use base::mutants;
 #[cfg(not(loom))]
-pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
-pub use error::{Error, ErrorKind, MapRangeCause, PinRangeCause, Result};
+pub use cache::Cache;
+pub use error::{Error, ErrorKind, Result};
 #[cfg(not(loom))]
 pub use file::File;
 #[cfg(not(loom))]
-pub use file::completions::{Completion, Completions, Outcome};
+pub use file::completions::{Completion, Completions};
 #[cfg(not(loom))]
 pub use file::kept::{FolioOf, SharedFile};
 #[cfg(not(loom))]
@@ -343,20 +388,21 @@ pub use file::owned::OwnedBytes;
 #[cfg(not(loom))]
 pub use file::reading::FileReader;
 #[cfg(not(loom))]
-pub use file::refresh::{Changed, Refreshed};
+pub use file::refresh::Changed;
 #[cfg(all(feature = "serve", not(loom)))]
 pub use map::clients::{
     ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
 };
+#[cfg(all(feature = "map", feature = "testing", not(loom)))]
+pub use map::space::SpaceOptions;
+#[cfg(feature = "map")]
+pub use map::space::SpaceStats;
 #[cfg(all(feature = "map", not(loom)))]
-pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space, SpaceOptions};
-#[cfg(feature = "map")]
-pub use map::space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
-#[cfg(feature = "map")]
-pub use mapped::swap::SwapStats;
+pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space};
+#[cfg(all(feature = "map", feature = "testing"))]
+pub use map::space::{FaultIo, FaultLock, LockWaits};
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-pub use pages::readers::READERS_MAX;
 pub use source::Hint;
-pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};
+pub use stats::Stats;

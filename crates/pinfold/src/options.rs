@@ -1,5 +1,6 @@
 //! Options of a cache and of a file.
 
+use std::ops::RangeInclusive;
 #[cfg(feature = "map")]
 use std::path::PathBuf;
 #[cfg(feature = "map")]
@@ -15,22 +16,91 @@ use crate::source::Source;
 /// The largest folio that there can be, in bytes.
 pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
 
-/// Options of a cache. Start from [`Options::new`] and change what matters.
+/// Options of a cache: those of [`Options::new`], but for what a program changes.
+///
+/// ```
+/// use pinfold::{Cache, Options};
+///
+/// let options = Options { track_pins: true, ..Options::new(64 << 20) };
+/// let cache = Cache::new(options)?;
+/// # Ok::<(), pinfold::Error>(())
+/// ```
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a choice by itself")]
 pub struct Options {
-    pub(crate) budget_bytes: u64,
-    pub(crate) short_read_max_bytes: usize,
-    pub(crate) readahead_max_bytes: usize,
-    pub(crate) folio_max_bytes: usize,
-    pub(crate) reference: Reference,
-    pub(crate) barrier: Barrier,
-    pub(crate) io_uring: bool,
-    pub(crate) track_pins: bool,
-    pub(crate) pin_in_place: bool,
-    /// And how many bytes of it, at most.
+    /// The bytes of all pages and their metadata; [`Options::new`] says more.
+    pub budget_bytes: u64,
+    /// The longest read, in bytes, that is first tried without a reference: it copies, checks that
+    /// nothing changed meanwhile, and copies again under a reference if something did.
+    ///
+    /// 64 KiB by default; 0 turns such reads off, and values from 4 GiB on count as 4 GiB - 1. A
+    /// read that crosses the end of a folio, which has at most 2 MiB, always takes references.
+    pub short_read_max_bytes: usize,
+    /// The most bytes that are read ahead of a sequential reader in one piece.
+    ///
+    /// 2 MiB by default. The limit is 2 MiB or a 32nd of the budget, whichever is less; larger
+    /// values count as that. Rounded up to whole pages. The first piece has 64 KiB, or this if it
+    /// is less, and each further one twice as much. Where much was read ahead in vain before, less
+    /// is read at first: a quarter of what is known to be read in order. 0 turns readahead off; what
+    /// [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64 KiB.
+    pub readahead_max_bytes: usize,
+    /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
+    /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
+    /// budget, whatever this says.
+    ///
+    /// Large folios make scans and hits cheaper. But a borrow keeps its whole folio, and so does a
+    /// pin: a program that keeps many single pages can choose smaller folios. Counted guards need
+    /// no such choice: see [`File::get`](crate::File::get).
+    pub folio_max_bytes: usize,
+    /// Whether borrowing threads and evicting threads are ordered by membarrier(2), which makes
+    /// borrowing cheap. True by default. Otherwise, and where the system refuses membarrier, by a
+    /// fence in each borrow. [`Stats::membarrier`](crate::Stats::membarrier) says which is in use.
+    pub membarrier: bool,
+    /// Whether reads ahead, futures and batches may use `io_uring`. True by default. Worker threads
+    /// read instead where the kernel has no `io_uring` or forbids it, and for files without direct
+    /// I/O. Turn it off under debuggers and valgrind, which support rings poorly.
+    pub io_uring: bool,
+    /// Whether to keep a list of all pins, for [`Cache::pins`](crate::Cache::pins).
+    /// Costs each pin a lock and an allocation. False by
+    /// default.
+    pub track_pins: bool,
+    /// Whether to pin folios where they lie, instead of moving those below 2 MiB first
+    /// ([`File::pin`](crate::File::pin), "Moving before pinning"). False by default.
+    ///
+    /// For programs that pin pages which other threads hold all the time, or that must not wait: no
+    /// pin then waits for holders, nor fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy), and
+    /// none copies a folio. The price is memory in one piece: each pinned page keeps the 2 MiB
+    /// around it from becoming free as a whole, so folios stay smaller and whole runs are few as
+    /// long as the pins last. Pins that last no longer than an I/O cost little. The document
+    /// `docs/pin.md` has figures.
+    pub pin_in_place: bool,
+    /// The bytes of the swap, rounded down to whole pages: where [own
+    /// memory](crate::Space::map_anon) goes when its pages leave the budget. 0, the default: there
+    /// is none, and own memory stays in the budget.
+    ///
+    /// [`Cache::new`](crate::Cache::new) fails with
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the swap cannot be made, or if it has
+    /// less than a page, 4096, or more than the process's limit for files (`ulimit -f`). If that
+    /// limit is set later, writes beyond it fail, and are counted
+    /// ([`Stats::swap_write_errors`](crate::Stats::swap_write_errors)).
     #[cfg(feature = "map")]
-    pub(crate) paged_out_to: Option<(PagedOutTo, u64)>,
-    /// How long a reader waits for others to let go of memory. Tests have less.
+    pub swap_bytes: u64,
+    /// The directory of the swap: there it is a file without a name, whose blocks are allocated by
+    /// [`Cache::new`](crate::Cache::new) where the file system can do that; it is read and written
+    /// by direct I/O where the file system can do that. It ends with the cache. An empty path,
+    /// which is the default, is the current directory.
+    #[cfg(feature = "map")]
+    pub swap_dir: PathBuf,
+    /// A source of the program's own that is the swap instead, written to and read from its start
+    /// up to `swap_bytes`. Several threads do so at once. Nothing is synced, and nothing is
+    /// expected to be there before. None by default.
+    #[cfg(feature = "map")]
+    pub swap_source: Option<Arc<dyn Source>>,
+    /// How readers that need a reference take it. Feature `testing`: for comparisons only.
+    #[cfg(feature = "testing")]
+    pub reference: Reference,
+    /// How long a reader waits for others to let go of memory.
+    #[cfg(test)]
     pub(crate) patience: Duration,
 }
 
@@ -46,14 +116,49 @@ pub enum Reference {
 }
 
 impl Options {
+    /// The budgets that a cache can have, in bytes: from 1 MiB, which holds the frame table, some
+    /// index nodes, and the folios of a few readers at a time, to 256 GiB, the most that index nodes
+    /// can address.
+    pub const BUDGET_BYTES: RangeInclusive<u64> = 1 << 20..=256 << 30;
+
     /// The order of the largest folios; `None` if the option is none of the sizes that there are.
     pub(crate) fn folio_order_max(&self) -> Option<Order> {
         Order::all().find(|order| order.bytes() == self.folio_max_bytes)
     }
 
-    /// A cache of `budget_bytes` bytes, from [`BUDGET_MIN_BYTES`](crate::BUDGET_MIN_BYTES) to
-    /// [`BUDGET_MAX_BYTES`](crate::BUDGET_MAX_BYTES); [`Cache::new`](crate::Cache::new) refuses
-    /// others. Rounded down to whole pages.
+    /// How readers that need a reference take it.
+    pub(crate) fn reference(&self) -> Reference {
+        #[cfg(feature = "testing")]
+        {
+            self.reference
+        }
+        #[cfg(not(feature = "testing"))]
+        {
+            let _ = self;
+            Reference::Add
+        }
+    }
+
+    /// How borrowing and evicting threads are to be ordered.
+    pub(crate) fn barrier(&self) -> Barrier {
+        if self.membarrier { Barrier::Membarrier } else { Barrier::FullFence }
+    }
+
+    /// How long a reader waits for others to let go of memory.
+    pub(crate) fn patience(&self) -> Duration {
+        #[cfg(test)]
+        {
+            self.patience
+        }
+        #[cfg(not(test))]
+        {
+            let _ = self;
+            crate::base::sizes::PATIENCE
+        }
+    }
+
+    /// A cache of `budget_bytes` bytes, one of [`BUDGET_BYTES`](Self::BUDGET_BYTES);
+    /// [`Cache::new`](crate::Cache::new) refuses others. Rounded down to whole pages.
     ///
     /// The budget covers all pages and their metadata. Its address space is reserved when the cache
     /// is made; memory is used as pages are read. It is not checked against the machine's memory:
@@ -75,135 +180,46 @@ impl Options {
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
             folio_max_bytes: FOLIO_MAX_BYTES,
-            reference: Reference::Add,
-            barrier: Barrier::Membarrier,
+            membarrier: true,
             io_uring: true,
             track_pins: false,
             pin_in_place: false,
             #[cfg(feature = "map")]
-            paged_out_to: None,
+            swap_bytes: 0,
+            #[cfg(feature = "map")]
+            swap_dir: PathBuf::new(),
+            #[cfg(feature = "map")]
+            swap_source: None,
+            #[cfg(feature = "testing")]
+            reference: Reference::Add,
+            #[cfg(test)]
             patience: crate::base::sizes::PATIENCE,
         }
-    }
-
-    /// The longest read, in bytes, that is first tried without a reference: it copies, checks that
-    /// nothing changed meanwhile, and copies again under a reference if something did.
-    ///
-    /// 64 KiB by default; 0 turns such reads off, and values from 4 GiB on count as 4 GiB - 1. A
-    /// read that crosses the end of a folio, which has at most 2 MiB, always takes references.
-    #[must_use]
-    pub fn short_read_max_bytes(mut self, bytes: usize) -> Self {
-        self.short_read_max_bytes = bytes;
-        self
-    }
-
-    /// The most bytes that are read ahead of a sequential reader in one piece.
-    ///
-    /// 2 MiB by default. The limit is 2 MiB or a 32nd of the budget, whichever is less; larger
-    /// values count as that. Rounded up to whole pages. The first piece has 64 KiB, or this if it
-    /// is less, and each further one twice as much. Where much was read ahead in vain before, less
-    /// is read at first: a quarter of what is known to be read in order. 0 turns readahead off; what
-    /// [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64 KiB.
-    #[must_use]
-    pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
-        self.readahead_max_bytes = bytes;
-        self
-    }
-
-    /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
-    /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
-    /// budget, whatever this says.
-    ///
-    /// Large folios make scans and hits cheaper. But a borrow keeps its whole folio, and so does a
-    /// pin: a program that keeps many single pages can choose smaller folios. Counted guards need
-    /// no such choice: see [`File::get`](crate::File::get).
-    #[must_use]
-    pub fn folio_max_bytes(mut self, bytes: usize) -> Self {
-        self.folio_max_bytes = bytes;
-        self
-    }
-
-    /// How borrowing threads and evicting threads are ordered: by membarrier(2), which is the
-    /// default and makes borrowing cheap, or by a fence in each borrow, which is also the fallback
-    /// where the system refuses membarrier. [`BorrowStats::barrier`](crate::BorrowStats::barrier)
-    /// says which is in use.
-    #[must_use]
-    pub fn barrier(mut self, barrier: Barrier) -> Self {
-        self.barrier = barrier;
-        self
-    }
-
-    /// Whether reads ahead, futures and batches may use `io_uring`. True by default. Worker threads
-    /// read instead where the kernel has no `io_uring` or forbids it, and for files without direct
-    /// I/O. Turn it off under debuggers and valgrind, which support rings poorly.
-    #[must_use]
-    pub fn io_uring(mut self, allowed: bool) -> Self {
-        self.io_uring = allowed;
-        self
-    }
-
-    /// Keeps a list of all pins, for [`Cache::pins`](crate::Cache::pins) and
-    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation. False by
-    /// default.
-    #[must_use]
-    pub fn track_pins(mut self, track: bool) -> Self {
-        self.track_pins = track;
-        self
-    }
-
-    /// Pins folios where they lie, instead of moving those below 2 MiB first
-    /// ([`File::pin`](crate::File::pin), "Moving before pinning"). False by default.
-    ///
-    /// For programs that pin pages which other threads hold all the time, or that must not wait: no
-    /// pin then waits for holders, nor fails with
-    /// [`ErrorKind::PinHeld`](crate::ErrorKind::PinHeld), and none copies a folio. The price is
-    /// memory in one piece: each pinned page keeps the 2 MiB around it from becoming free as a
-    /// whole, so folios stay smaller and whole runs are few as long as the pins last. Pins that
-    /// last no longer than an I/O cost little. The document `docs/pin.md` has figures.
-    #[must_use]
-    pub fn pin_in_place(mut self, in_place: bool) -> Self {
-        self.pin_in_place = in_place;
-        self
-    }
-
-    /// How readers that need a reference take it. [`Reference::Add`] by default. Feature `testing`:
-    /// for comparisons only.
-    #[cfg(feature = "testing")]
-    #[must_use]
-    pub fn reference(mut self, reference: Reference) -> Self {
-        self.reference = reference;
-        self
     }
 }
 
 /// Options of a file.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct FileOptions {
-    pub(crate) preference: Preference,
-}
-
-impl Default for FileOptions {
-    fn default() -> Self {
-        FileOptions { preference: Preference::Auto }
-    }
+    /// Whether the file is read by direct I/O (`true`), or through the kernel's page cache.
+    ///
+    /// `None`, the default: by direct I/O where the file system supports it, else through the
+    /// kernel's page cache; from when a direct read is refused, if that is later.
+    /// [`Cache::sources`](crate::Cache::sources) says which. The end of a file that is being
+    /// appended to is read through the kernel's page cache, too: a direct read would make the
+    /// kernel write out each append by itself. A file that is open already keeps what it has.
+    ///
+    /// `Some(true)`: by direct I/O, or not at all. So it is an error if the file is open already and
+    /// read through the kernel's page cache, and if a direct read is refused later.
+    pub direct: Option<bool>,
 }
 
 impl FileOptions {
-    /// Direct I/O, or the kernel's page cache. [`Preference::Auto`] by default: direct I/O where
-    /// the file system supports it. A file that is open already keeps what it has.
-    #[must_use]
-    pub fn preference(mut self, preference: Preference) -> Self {
-        self.preference = preference;
-        self
+    pub(crate) fn preference(self) -> Preference {
+        match self.direct {
+            None => Preference::Auto,
+            Some(true) => Preference::Direct,
+            Some(false) => Preference::Buffered,
+        }
     }
-}
-
-/// Where memory of the program's own goes that leaves the budget.
-#[cfg(feature = "map")]
-#[derive(Debug, Clone)]
-pub(crate) enum PagedOutTo {
-    /// To a file without a name in this directory.
-    Dir(PathBuf),
-    /// To a source of the program's own.
-    Source(Arc<dyn Source>),
 }

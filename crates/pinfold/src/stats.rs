@@ -1,9 +1,5 @@
 //! A cache's statistics: [`Stats`]. The counters behind it are in `counters.rs`.
 
-use crate::base::barrier::Barrier;
-
-pub use crate::base::counters::READ_SIZE_BUCKETS;
-
 /// A cache's counters. They are summed one after another while threads go on counting.
 ///
 /// Not every way in counts every hit, because counting costs time:
@@ -11,7 +7,7 @@ pub use crate::base::counters::READ_SIZE_BUCKETS;
 /// | call | a hit counts in | a page that is not up to date counts in |
 /// |---|---|---|
 /// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` or `waits` |
-/// | [`File::get`](crate::File::get), [`FolioOf::get`](crate::FolioOf::get) | `counted_hits` | `misses` or `waits` |
+/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` or `waits` |
 /// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
 /// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
 /// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
@@ -31,14 +27,26 @@ pub use crate::base::counters::READ_SIZE_BUCKETS;
 pub struct Stats {
     /// Calls of `read_at` by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to
     /// 2^n - 1 bytes, the last bucket also all longer ones.
-    pub reads: [u64; READ_SIZE_BUCKETS],
+    pub reads: [u64; 32],
     /// Calls of `read_at` that were served without a reference.
     pub short_reads: u64,
     /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Calls of `read_at` within the short-read limit that failed without a reference, by reason;
-    /// they were repeated under a reference.
-    pub fallbacks: Fallbacks,
+    /// Calls of `read_at` within the short-read limit that failed without a reference, and were
+    /// repeated under one: no folio was found at the first page.
+    pub fallbacks_absent: u64,
+    /// The folio was being filled or changed.
+    pub fallbacks_changing: u64,
+    /// The memory held another folio by then.
+    pub fallbacks_identity: u64,
+    /// The folio carries the readahead mark: the read had to start the next readahead.
+    pub fallbacks_readahead: u64,
+    /// The range crosses the end of the folio.
+    pub fallbacks_crosses: u64,
+    /// The range crosses the end of the file.
+    pub fallbacks_end_of_file: u64,
+    /// The folio changed during the copy.
+    pub fallbacks_changed: u64,
     /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` whose
     /// first look-up fails counts here, too.
     pub counted_hits: u64,
@@ -74,8 +82,23 @@ pub struct Stats {
     pub migrations: u64,
     /// Migrations made so that a folio could be pinned.
     pub pin_migrations: u64,
-    /// Borrowing, and its cost to eviction.
-    pub borrow: BorrowStats,
+    /// Whether borrowing threads and evicting threads are ordered by membarrier(2)
+    /// ([`Options::membarrier`](crate::Options::membarrier)).
+    pub membarrier: bool,
+    /// Calls of membarrier(2).
+    pub membarriers: u64,
+    /// [`Reader`](crate::Reader)s registered now.
+    pub readers: u64,
+    /// Borrows that took a reference because all slots of their reader were in use.
+    pub borrows_counted: u64,
+    /// Times eviction or a move chose a folio, found it borrowed, and left it alone.
+    pub put_back: u64,
+    /// Folios dropped while borrowed, whose memory could be freed only later.
+    pub deferred: u64,
+    /// Of these, folios still waiting, as of the last time the readers were scanned.
+    pub deferred_folios: u64,
+    /// Bytes of these folios.
+    pub deferred_bytes: u64,
     /// The budget, in bytes.
     pub budget_bytes: u64,
     /// Bytes of file pages in memory.
@@ -102,59 +125,41 @@ pub struct Stats {
     pub huge_pages: bool,
     /// Files that are open or have cached pages.
     pub files: u64,
-}
-
-/// Borrowing: [`File::borrow`](crate::File::borrow).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BorrowStats {
-    /// How borrowing and evicting threads are ordered.
-    pub barrier: Barrier,
-    /// Readers registered now.
-    pub readers: u64,
-    /// Borrows that took a reference because all slots of their reader were in use.
-    pub counted: u64,
-    /// Times eviction or a move chose a folio, found it borrowed, and left it alone.
-    pub put_back: u64,
-    /// Folios dropped while borrowed, whose memory could be freed only later.
-    pub deferred: u64,
-    /// Of these, folios still waiting, as of the last time the readers were scanned.
-    pub deferred_folios: u64,
-    /// Bytes of these folios.
-    pub deferred_bytes: u64,
-    /// Calls of membarrier(2).
-    pub membarriers: u64,
-}
-
-/// Why short reads failed and were repeated under a reference.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Fallbacks {
-    /// No folio was found at the first page.
-    pub absent: u64,
-    /// The folio was being filled or changed.
-    pub changing: u64,
-    /// The memory held another folio by then.
-    pub identity: u64,
-    /// The folio carries the readahead mark: the read had to start the next readahead.
-    pub readahead: u64,
-    /// The range crosses the end of the folio.
-    pub crosses: u64,
-    /// The range crosses the end of the file.
-    pub end_of_file: u64,
-    /// The folio changed during the copy.
-    pub changed: u64,
-}
-
-impl Fallbacks {
-    /// The sum of all reasons.
-    pub fn total(&self) -> u64 {
-        self.absent
-            + self.changing
-            + self.identity
-            + self.readahead
-            + self.crosses
-            + self.end_of_file
-            + self.changed
-    }
+    /// The bytes that the swap can hold; 0 if there is none, as all that follows.
+    #[cfg(feature = "map")]
+    pub swap_bytes: u64,
+    /// The bytes that it holds.
+    #[cfg(feature = "map")]
+    pub swap_used_bytes: u64,
+    /// Pages written to it.
+    #[cfg(feature = "map")]
+    pub swap_pages_written: u64,
+    /// Writes, each of one or more pages.
+    #[cfg(feature = "map")]
+    pub swap_writes: u64,
+    /// Pages read from it.
+    #[cfg(feature = "map")]
+    pub swap_pages_read: u64,
+    /// Reads, each of one or more pages.
+    #[cfg(feature = "map")]
+    pub swap_reads: u64,
+    /// Pages that left memory without a write: they were all zeros.
+    #[cfg(feature = "map")]
+    pub swap_zeros: u64,
+    /// Page-outs that were given up, because the page was stored to meanwhile.
+    #[cfg(feature = "map")]
+    pub swap_stored_meanwhile: u64,
+    /// How often a page was to be written and stayed in memory because the swap was full. A page
+    /// counts each time.
+    #[cfg(feature = "map")]
+    pub swap_full: u64,
+    /// Writes that failed: their pages stayed in memory.
+    #[cfg(feature = "map")]
+    pub swap_write_errors: u64,
+    /// Reads that failed.
+    #[cfg(feature = "map")]
+    pub swap_read_errors: u64,
+    /// Why the last of them failed.
+    #[cfg(feature = "map")]
+    pub swap_last_error: Option<String>,
 }

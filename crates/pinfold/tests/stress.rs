@@ -10,6 +10,8 @@ use std::time::Duration;
 use pinfold_testing::pattern::Origin;
 use pinfold_testing::stress::{Failure, Options, Report, Sabotage, Schedule, run};
 
+const BUDGET_MIN_BYTES: u64 = *pinfold::Options::BUDGET_BYTES.start();
+
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
@@ -73,8 +75,8 @@ fn stress_until(seconds: u64, change: impl Fn(&mut Options), counts: impl Fn(&Re
 fn a_budget_of_the_smallest_size_holds_up_too() {
     let report = stress(|options| {
         options.time = Duration::from_secs(2);
-        options.budget_bytes = pinfold::BUDGET_MIN_BYTES;
-        options.data_bytes = 10 * pinfold::BUDGET_MIN_BYTES;
+        options.budget_bytes = BUDGET_MIN_BYTES;
+        options.data_bytes = 10 * BUDGET_MIN_BYTES;
         options.mappers = 0; // maps want more
     });
     println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));

@@ -80,10 +80,10 @@ pub(super) fn dependencies(tree: &Tree) -> BTreeSet<Dependency> {
 
 /// Where a path leads.
 #[derive(Clone, Debug)]
-struct End {
-    module: usize,
+pub(super) struct End {
+    pub(super) module: usize,
     /// The item in that module; none if the path names the module itself.
-    item: Option<String>,
+    pub(super) item: Option<String>,
     /// How many segments of the path it took.
     used: usize,
     /// Modules on the way whose re-export of something foreign to them it went through.
@@ -105,7 +105,7 @@ impl End {
 
 /// Where `path`, written in module `from`, leads within the crate. More than one end where a name
 /// is both a type and a function, or differs with the configuration; none outside the crate.
-fn follow(tree: &Tree, from: usize, path: &[String]) -> Vec<End> {
+pub(super) fn follow(tree: &Tree, from: usize, path: &[String]) -> Vec<End> {
     walk(tree, from, path, &mut HashSet::new())
 }
 

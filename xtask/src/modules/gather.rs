@@ -447,7 +447,7 @@ fn is_type(item: &Item) -> bool {
 }
 
 /// Whether a `cfg` among `attributes` needs a test, a model, or a feature that is off.
-fn is_left_out(attributes: &[Attribute], features: &Features<'_>) -> bool {
+pub(super) fn is_left_out(attributes: &[Attribute], features: &Features<'_>) -> bool {
     attributes.iter().filter(|a| a.path().is_ident("cfg")).any(|attribute| {
         attribute
             .parse_args::<Meta>()

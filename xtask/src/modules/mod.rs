@@ -3,6 +3,7 @@
 
 mod circle;
 mod depend;
+mod face;
 mod floors;
 mod gather;
 mod named;
@@ -22,11 +23,23 @@ use anyhow::{Context, Result, ensure};
 
 use self::circle::Needs;
 use self::depend::Dependency;
+use self::face::Face;
 use self::floors::Floors;
 use self::tree::Tree;
 
 /// Sources that have floors, and the document with their picture.
 const FLOORS: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
+
+/// The crate whose public items are counted, and the document that has them in a table.
+const FACE: (&str, &str) = ("crates/pinfold/src", "docs/face.md");
+
+/// Its features that add what tests, benchmarks and comparisons need are off; and the one with a
+/// subject of its own, whose functions are counted apart.
+const FACE_OFF: [(&str, bool); 2] = [("testing", false), ("mutants", false)];
+const FACE_APART: &str = "serve";
+
+/// The most public items that it may have, and functions.
+const FACE_MAX: (usize, usize) = (45, 110);
 
 /// Crates in which types may share a name.
 const HOMONYMS: [&str; 2] = ["crates/pinfold-cli", "kernel/lab"];
@@ -78,6 +91,10 @@ pub(crate) struct ModulesArgs {
     /// Print what each file and folder calls, as rows for a document
     #[arg(long)]
     table: bool,
+    /// Print the public items of crates/pinfold with their functions, and check that there are no
+    /// more than docs/face.md says
+    #[arg(long)]
+    face: bool,
 }
 
 pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
@@ -94,6 +111,9 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
             }
             if !HOMONYMS.iter().any(|it| krate.src.starts_with(it)) {
                 wrong += &types::of_one_name(&krate.src, &krate.tree, &STAND_INS);
+            }
+            if args.face && krate.src == Path::new(FACE.0) {
+                wrong += &krate.face(root)?;
             }
             for (_, document) in FLOORS.iter().filter(|(src, _)| *src == krate.src.as_os_str()) {
                 let text = fs::read_to_string(root.join(document)).context(*document)?;
@@ -224,6 +244,34 @@ impl Krate {
                 self.tree.modules[dependency.to].file.display()
             );
         }
+    }
+
+    /// Prints the public items; returns what is wrong with them.
+    fn face(&self, root: &Path) -> Result<String> {
+        let ((_, document), (items_max, functions_max)) = (FACE, FACE_MAX);
+        let src = root.join(&self.src);
+        let with = |serve| {
+            let features = FACE_OFF.into_iter().chain([("map", true), (FACE_APART, serve)]);
+            Face::read(&src, &features.collect::<Vec<_>>())
+        };
+        let (face, core) = (with(true)?, with(false)?);
+        let told = |it: &Face| format!("{} items, {} functions", it.items.len(), it.functions());
+        print!("{}", face.told());
+        println!("{}; without the feature {FACE_APART}: {}", told(&face), told(&core));
+        let mut wrong = String::new();
+        for (count, most, what) in [
+            (face.items.len(), items_max, "public items"),
+            (core.functions(), functions_max, "public functions"),
+        ] {
+            if count > most {
+                let _ = writeln!(wrong, "{count} {what}: there may be {most}");
+            }
+        }
+        let text = fs::read_to_string(root.join(document)).context(document)?;
+        for line in face.not_as_told(&text).lines() {
+            let _ = writeln!(wrong, "{document}: {line}");
+        }
+        Ok(wrong)
     }
 
     /// The folders and files in a folder that have files of their own, and its own file if that

@@ -7,13 +7,14 @@ use super::tree::Tree;
 
 /// Who may know the words of mapped memory: its rooms, the seam; the face, which says to programs what
 /// there is; and the list of mutants.
-const KNOW: [&str; 10] = [
+const KNOW: [&str; 11] = [
     "map",
     "mapped",
     "pages/outside.rs",
     "lib.rs",
     "cache.rs",
     "options.rs",
+    "stats.rs",
     "error.rs",
     "error",
     "base/mutant.rs",

@@ -10,7 +10,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use anyhow::{Context, Result, bail};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use pinfold::{FolioRef, Hint, futures::Get};
+use pinfold::{FolioRef, Hint};
 
 use super::batch_nodes::{ASYNC, Engine, PAGE_BYTES, RING, offset_of};
 use super::batch_ring::Ring;
@@ -42,7 +42,8 @@ impl Engine {
             Engine::Pinfold(_, file, _) => {
                 let file = file.clone();
                 file.advise(0..0, Hint::Random)?;
-                visit.visit(&mut Futures { file: &file, waits: FuturesUnordered::new() })
+                let waits = FuturesUnordered::new();
+                visit.visit(&mut Futures { get: |page| file.get_async(page), waits })
             }
             Engine::Mmap(_) | Engine::Pread(_) => bail!("each read of this engine blocks"),
         }
@@ -50,16 +51,16 @@ impl Engine {
 }
 
 /// Futures of the cache, of which those are polled that were woken.
-struct Futures<'f> {
-    file: &'f pinfold::File,
-    waits: FuturesUnordered<Numbered<'f>>,
+struct Futures<F, G> {
+    get: F,
+    waits: FuturesUnordered<Numbered<G>>,
 }
 
 /// A future with its number.
-struct Numbered<'f>(usize, Get<'f>);
+struct Numbered<G>(usize, G);
 
-impl<'f> Future for Numbered<'f> {
-    type Output = (usize, pinfold::Result<FolioRef<'f>>);
+impl<G: Future + Unpin> Future for Numbered<G> {
+    type Output = (usize, G::Output);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Numbered(n, get) = &mut *self;
@@ -67,9 +68,13 @@ impl<'f> Future for Numbered<'f> {
     }
 }
 
-impl Flow for Futures<'_> {
+impl<'f, F, G> Flow for Futures<F, G>
+where
+    F: Fn(u64) -> G,
+    G: Future<Output = pinfold::Result<FolioRef<'f>>> + Unpin,
+{
     fn ask(&mut self, n: usize, page: u64) -> Result<()> {
-        self.waits.push(Numbered(n, self.file.get_async(page)));
+        self.waits.push(Numbered(n, (self.get)(page)));
         Ok(())
     }
 

@@ -204,9 +204,11 @@ pub fn options(engine: &str, budget_bytes: u64) -> Result<Options> {
     let options = Options::new(budget_bytes);
     Ok(match engine {
         "pinfold" => options,
-        "pinfold-counted" => options.short_read_max_bytes(0),
+        "pinfold-counted" => Options { short_read_max_bytes: 0, ..options },
         #[cfg(feature = "bench")]
-        "pinfold-cas" => options.short_read_max_bytes(0).reference(pinfold::Reference::CasLoop),
+        "pinfold-cas" => {
+            Options { short_read_max_bytes: 0, reference: pinfold::Reference::CasLoop, ..options }
+        }
         other => anyhow::bail!("no engine {other}"),
     })
 }

@@ -91,11 +91,9 @@ struct Ground {
 impl Ground {
     fn new(engine: &str, budget_bytes: u64) -> Result<Self> {
         let fenced = engine == "borrow-fenced";
-        let barrier =
-            if fenced { pinfold::Barrier::FullFence } else { pinfold::Barrier::Membarrier };
-        let cache = Cache::new(Options::new(budget_bytes).barrier(barrier))?;
-        let told = cache.stats().borrow.barrier;
-        ensure!(told == barrier, "{engine}: the system has no membarrier");
+        let cache = Cache::new(Options { membarrier: !fenced, ..Options::new(budget_bytes) })?;
+        let told = cache.stats().membarrier;
+        ensure!(told != fenced, "{engine}: the system has no membarrier");
         let attach = |name, pages: u64| -> Result<File> {
             let file = cache.attach(name, Arc::new(Nothing(pages * 4096)))?;
             file.advise(0..0, Hint::Random)?;

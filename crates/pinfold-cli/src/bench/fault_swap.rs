@@ -43,7 +43,11 @@ impl Memory {
     fn new(job: &Job, pinfold: Option<Serving<'_>>) -> Result<Self> {
         let bytes = job.file_bytes as usize;
         let Some(serving) = pinfold else { return Ok(Memory::Kernel(anonymous(bytes)?)) };
-        let options = Options::new(job.budget_bytes).swap(&job.dir, 2 * job.file_bytes);
+        let options = Options {
+            swap_dir: job.dir.clone(),
+            swap_bytes: 2 * job.file_bytes,
+            ..Options::new(job.budget_bytes)
+        };
         let cache = Cache::new(options)?;
         let space = space(&cache, serving)?;
         let map = space.map_anon(bytes)?;
@@ -78,7 +82,7 @@ impl Memory {
     fn map_and_unmap(&self) -> Result<()> {
         match self {
             Memory::Kernel(_) => drop(anonymous(WRITER_BYTES)?),
-            Memory::Pinfold(_, space, _) => space.map_anon(WRITER_BYTES)?.unmap()?,
+            Memory::Pinfold(_, space, _) => drop(space.map_anon(WRITER_BYTES)?),
         }
         Ok(())
     }

@@ -278,7 +278,7 @@ fn cached(
 ) -> Result<Opened> {
     let bytes = origin.bytes.len();
     let options = Options::new(super::engines::resident_budget_bytes(bytes as u64));
-    let cache = Cache::new(options.reference(reference))?;
+    let cache = Cache::new(Options { reference, ..options })?;
     let file = cache.open(origin.path)?;
     file.advise(0..bytes as u64, hint)?;
     for page in 0..bytes / PAGE_BYTES {

@@ -121,7 +121,8 @@ impl Bed {
         let file = cache.attach("zeros", Arc::new(Zeros(bytes)))?;
         for at in (0..bytes).step_by(32 << 20) {
             let pinned = file.pin(at..(at + (32 << 20)).min(bytes))?;
-            let (folios, pages) = (pinned.folios(), pinned.len() / PAGE_BYTES);
+            let (folios, pages) =
+                (pinned.folios(), (pinned.range().end - pinned.range().start) / PAGE_BYTES);
             ensure!(
                 folios * FOLIO_PAGES == pages,
                 "{pages} pages were cached in {folios} folios, not in such of 2 MiB"
@@ -165,7 +166,7 @@ fn get_all<const BY_PAGE: bool>(bed: &Bed) -> Result<Vec<PinnedRange>> {
 #[inline(never)]
 fn put_all<const BY_PAGE: bool>(pins: Vec<PinnedRange>) {
     for pinned in pins {
-        if BY_PAGE { pinned.unpin_per_page() } else { pinned.unpin() }
+        if BY_PAGE { pinned.unpin_per_page() } else { drop(pinned) }
     }
 }
 
@@ -207,7 +208,7 @@ fn pass_registered(bed: &Bed, pins: &[PinnedRange]) -> Result<Halves> {
     let iovecs: Vec<libc::iovec> = pins
         .iter()
         .flat_map(PinnedRange::extents)
-        .map(|part| libc::iovec { iov_base: part.address().cast_mut().cast(), iov_len: part.len() })
+        .map(|part| libc::iovec { iov_base: part.cast_mut().cast(), iov_len: part.len() })
         .collect();
     ensure!(
         iovecs.len() <= RING_BUFFERS_MAX,
@@ -336,7 +337,8 @@ fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> 
 /// every line that the half touches is missed once. Prints how many folios there are.
 fn once(args: &PinArgs, engine: &str, case: &str) -> Result<()> {
     // valgrind hangs in a thread that waits for a ring.
-    let bed = Bed::new(case, args.bytes.0, args.pages, |options| options.io_uring(false))?;
+    let bed =
+        Bed::new(case, args.bytes.0, args.pages, |options| Options { io_uring: false, ..options })?;
     let others = vec![1_u8; 16 << 20];
     let push_out = || black_box(others.iter().step_by(64).map(|&one| u64::from(one)).sum::<u64>());
     let get = match engine {

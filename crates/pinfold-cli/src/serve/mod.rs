@@ -117,7 +117,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         args.silence
     );
     if let Some(Size(budget)) = args.budget {
-        let (least, most) = (BUDGET_MIN_BYTES, pinfold::BUDGET_MAX_BYTES);
+        let (least, most) = (BUDGET_MIN_BYTES, *Options::BUDGET_BYTES.end());
         ensure!(
             (least..=most).contains(&budget),
             "--budget {}: must be {} to {}",
@@ -127,7 +127,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         );
     }
     let cache = |bytes: u64| Cache::new(Options::new(bytes));
-    let bytes = cache(pinfold::BUDGET_MIN_BYTES)?.open(&args.snapshot)?.len();
+    let bytes = cache(*Options::BUDGET_BYTES.start())?.open(&args.snapshot)?.len();
     let path = args.snapshot.display();
     ensure!(bytes > 0, "{path} is empty: there is nothing to serve");
     let replay = match &args.replay {
@@ -198,5 +198,5 @@ fn ignore_limit_signal() {
 /// Enough for all of a snapshot that has so many bytes of data, and so much more that an eighth is
 /// unused to the end: then pages are read with those around them. Holes are never cached.
 pub fn default_budget_bytes(data_bytes: u64) -> u64 {
-    (data_bytes + data_bytes / 6 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
+    (data_bytes + data_bytes / 6 + SPARE_BYTES).min(*Options::BUDGET_BYTES.end())
 }

@@ -84,7 +84,11 @@ const DISTINCT_MAX: u32 = 5 << 19;
 
 impl Sides {
     fn new(budget: u64, files: u32, file_bytes: u64, folio_max: u64) -> Self {
-        let options = Options::new(budget).folio_max_bytes(folio_max as usize).io_uring(false);
+        let options = Options {
+            folio_max_bytes: folio_max as usize,
+            io_uring: false,
+            ..Options::new(budget)
+        };
         let cache = Cache::new(options).expect("a cache");
         let pages_read = Arc::new(AtomicU64::new(0));
         let attach = |n| {

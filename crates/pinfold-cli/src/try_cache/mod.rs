@@ -79,7 +79,7 @@ pub fn run(args: &TryArgs) -> Result<()> {
         (None, None) => unreachable!("one is written where none is given"),
     };
     // A first cache, as small as can be: it says what is wrong with the file, and how long it is.
-    let bytes = Cache::new(Options::new(pinfold::BUDGET_MIN_BYTES))?.open(&path)?.len();
+    let bytes = Cache::new(Options::new(*Options::BUDGET_BYTES.start()))?.open(&path)?.len();
     if bytes == 0 {
         bail!("{} is empty: there is nothing to read", path.display());
     }
@@ -90,7 +90,8 @@ pub fn run(args: &TryArgs) -> Result<()> {
     let subject = Subject { path, bytes, name };
     let budget_bytes = match args.budget {
         Some(budget) => budget.0,
-        None => (bytes / BUDGET_PART).clamp(pinfold::BUDGET_MIN_BYTES, pinfold::BUDGET_MAX_BYTES),
+        None => (bytes / BUDGET_PART)
+            .clamp(*Options::BUDGET_BYTES.start(), *Options::BUDGET_BYTES.end()),
     };
     let cache = Cache::new(Options::new(budget_bytes))?;
     // A temporary file has no name by now, and what is cached of it goes with its last handle.

@@ -85,12 +85,12 @@ pub(super) fn check(
 /// do not last is the readers' to see.
 pub(super) fn forgive(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
     let may = match error.kind() {
-        ErrorKind::Read { .. } | ErrorKind::Truncated { .. } => {
+        ErrorKind::Read | ErrorKind::Truncated => {
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
-        ErrorKind::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
+        ErrorKind::BeyondEnd => matches!(subject.nature, Nature::Cut(_)),
         // What waits for the reads of a source that hangs is given up after half a minute.
-        ErrorKind::NoMemory { .. } => shared.options.sabotage == Some(Sabotage::Hang),
+        ErrorKind::NoMemory => shared.options.sabotage == Some(Sabotage::Hang),
         _ => false,
     };
     if !may {

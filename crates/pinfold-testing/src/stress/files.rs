@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pinfold::source::{Memory, Preference, Source};
+use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Error, File, FileOptions, Result};
 
 use crate::faulty::Faulty;
@@ -72,7 +72,7 @@ pub(super) struct Subject {
     pub(super) nature: Nature,
     pub(super) phase: Phase,
     /// Of a real file.
-    pub(super) path: Option<(PathBuf, Preference)>,
+    pub(super) path: Option<(PathBuf, Option<bool>)>,
     /// `None` for a file that is opened for each use and then dropped.
     kept: Option<File>,
 }
@@ -82,7 +82,7 @@ impl Subject {
     pub(super) fn file(&self, cache: &Cache) -> Result<File> {
         match (&self.kept, &self.path) {
             (Some(file), _) => Ok(file.clone()),
-            (None, Some((path, preference))) => open(cache, path, *preference),
+            (None, Some((path, direct))) => open(cache, path, *direct),
             (None, None) => unreachable!("what is not kept has a path"),
         }
     }
@@ -107,8 +107,8 @@ impl Subject {
     }
 }
 
-pub(super) fn open(cache: &Cache, path: &Path, preference: Preference) -> Result<File> {
-    cache.open_with(path, FileOptions::default().preference(preference))
+pub(super) fn open(cache: &Cache, path: &Path, direct: Option<bool>) -> Result<File> {
+    cache.open_with(path, FileOptions { direct })
 }
 
 /// All files of a run.
@@ -136,7 +136,7 @@ impl Subjects {
             }
             Schedule::Reopening => {
                 for n in 0..6 {
-                    maker.real("reopening", n * 3000, Preference::Buffered, false)?;
+                    maker.real("reopening", n * 3000, Some(false), false)?;
                 }
             }
             Schedule::Mapping => maker.mapping()?,
@@ -168,20 +168,20 @@ impl Maker<'_> {
     fn mixed(&mut self) -> io::Result<()> {
         let bytes = self.options.data_bytes;
         let part = |percent: u64| bytes / 100 * percent;
-        self.real("direct", part(30) + 1234, Preference::Auto, true)?;
+        self.real("direct", part(30) + 1234, None, true)?;
         self.memory("memory", part(20) + 4095);
-        self.real("buffered", part(20) + 63, Preference::Buffered, true)?;
+        self.real("buffered", part(20) + 63, Some(false), true)?;
         self.faulty("faulty", part(15) + 1);
         self.rewritten("rewritten", (part(5) + 777).min((2 << 20) + 777));
         self.cut("cut", (part(5) + 2049).min((3 << 20) + 2049));
-        self.real("fleeting", part(4) + 17, Preference::Auto, false)?;
+        self.real("fleeting", part(4) + 17, None, false)?;
         self.memory("exact", part(1).next_multiple_of(2 << 20));
         for bytes in [0, 1, 4095, 4096, 4097, 65_535, (2 << 20) + 1] {
             self.memory("small", bytes);
         }
         for bytes in [0, 1, 4095, 4097] {
-            self.real("small", bytes, Preference::Auto, true)?;
-            self.real("small", bytes, Preference::Buffered, false)?;
+            self.real("small", bytes, None, true)?;
+            self.real("small", bytes, Some(false), false)?;
         }
         Ok(())
     }
@@ -189,14 +189,14 @@ impl Maker<'_> {
     /// Files of all kinds that are kept open.
     fn mapping(&mut self) -> io::Result<()> {
         let budget = self.options.budget_bytes;
-        self.real("direct", budget / 2 + 1234, Preference::Auto, true)?;
+        self.real("direct", budget / 2 + 1234, None, true)?;
         self.memory("memory", budget / 2 + 4095);
         self.faulty("faulty", budget / 4 + 1);
         self.rewritten("rewritten", budget / 8 + 777);
         self.cut("cut", budget / 8 + 2049);
         self.rewritten("rewritten", 5000);
         self.cut("cut", 70_000);
-        self.real("buffered", budget / 4 + 63, Preference::Buffered, true)?;
+        self.real("buffered", budget / 4 + 63, Some(false), true)?;
         for bytes in [1, 4095, 4096, 4097, (2 << 20) + 1] {
             self.memory("small", bytes);
         }
@@ -256,23 +256,17 @@ impl Maker<'_> {
     }
 
     /// A real file; `kept` open for the whole run or not.
-    fn real(
-        &mut self,
-        kind: &str,
-        bytes: u64,
-        preference: Preference,
-        kept: bool,
-    ) -> io::Result<()> {
+    fn real(&mut self, kind: &str, bytes: u64, direct: Option<bool>, kept: bool) -> io::Result<()> {
         let path = self.options.dir.join(format!("{kind}-{bytes}-{}", self.all.len()));
         write_pattern(&path, self.pattern(), bytes)?;
         let file = if kept {
-            Some(open(self.cache, &path, preference).map_err(|error| as_io(&error))?)
+            Some(open(self.cache, &path, direct).map_err(|error| as_io(&error))?)
         } else {
             None
         };
         self.add(path.display().to_string(), bytes, Nature::Steady, file);
         let made = self.all.last_mut().expect("just added");
-        made.path = Some((path, preference));
+        made.path = Some((path, direct));
         Ok(())
     }
 }

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use pinfold::source::Preference;
 use pinfold::{Changed, File, Result};
 
 use super::files::open;
@@ -61,10 +60,10 @@ fn one(
     buf: &mut [u8],
     rng: &mut Rng,
 ) -> Result<usize> {
-    let preference = if n.is_multiple_of(2) { Preference::Auto } else { Preference::Buffered };
-    let anew = || open(&shared.cache, foreign.path(n), preference);
+    let direct = if n.is_multiple_of(2) { None } else { Some(false) };
+    let anew = || open(&shared.cache, foreign.path(n), direct);
     let file = match kept.take() {
-        Some(file) if rng.u32(0..3) > 0 => match file.refresh()?.changed {
+        Some(file) if rng.u32(0..3) > 0 => match file.refresh()? {
             Changed::Replaced => anew()?,
             _ => file,
         },

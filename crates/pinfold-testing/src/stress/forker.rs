@@ -99,7 +99,7 @@ fn child(shared: &Shared, mapped: &Mapped, file: &pinfold::File, accesses: bool)
 }
 
 fn is_forked<T>(result: Result<T>) -> bool {
-    let forked = matches!(&result, Err(error) if matches!(error.kind(), ErrorKind::Forked { .. }));
+    let forked = matches!(&result, Err(error) if error.kind() == ErrorKind::Forked);
     // The parent's: nothing of it is dropped here.
     std::mem::forget(result);
     forked

@@ -12,7 +12,6 @@
 //!
 //! In the end, when nobody holds anything, [`last_look`] finds the bytes of now in all of them.
 
-use std::io::ErrorKind::TimedOut;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{RwLockReadGuard, TryLockError};
 
@@ -137,7 +136,7 @@ impl<'a> Mapper<'a> {
             0..3 => {
                 self.desk.begin(Doing::Unmap, subject.number, mapped.map.range().start, 0);
                 let mapped = slot.take().expect("looked at above");
-                mapped.map.unmap().map_err(|error| self.unexpected(&error))?;
+                drop(mapped.map);
                 shared.watch.count(Doing::Unmap, 1);
                 *slot = self.map()?;
             }
@@ -500,7 +499,7 @@ impl<'a> Mapper<'a> {
     /// Excuses that a range cannot be mapped, of a file that is being cut.
     fn excuse_length(&self, subject: &Subject, error: &Error) -> Checked {
         if matches!(subject.nature, Nature::Cut(_))
-            && matches!(error.kind(), ErrorKind::MapRange { .. })
+            && matches!(error.kind(), ErrorKind::Invalid | ErrorKind::BeyondEnd)
         {
             self.desk.excuse();
             return Ok(());
@@ -516,5 +515,5 @@ impl<'a> Mapper<'a> {
 /// Whether somebody had a guard of a folio without the page, from when the file ended before it, for
 /// as long as threads wait.
 fn is_kept(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Mirror { cause, .. } if cause.kind() == TimedOut)
+    error.kind() == ErrorKind::Busy
 }

@@ -51,8 +51,8 @@ impl Maps {
         for lock in [FaultLock::Vma, FaultLock::Space] {
             for io in [FaultIo::Drop, FaultIo::Hold] {
                 for handlers in [0, HANDLERS] {
-                    let options = SpaceOptions::new().lock(lock).io(io).handlers(handlers);
-                    maps.spaces.push(Space::new(cache, options)?);
+                    let options = SpaceOptions { lock, io, handlers };
+                    maps.spaces.push(Space::with(cache, options)?);
                 }
             }
         }
@@ -62,7 +62,7 @@ impl Maps {
 
     /// Whether system calls that touch absent pages of this space wait for them.
     pub(super) fn serves_system_calls(&self, space: usize) -> bool {
-        self.spaces[space].serves_system_calls()
+        self.spaces[space].stats().serves_system_calls
     }
 
     /// How many faults all spaces have had, and how many of them failed.
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn after_a_failure_a_map_is_readable() {
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         let file = cache.open(std::env::current_exe().unwrap()).unwrap();
         let map = space.map_file(&file, 0..4096).unwrap();
         let mapped = Mapped { map, subject: 0, space: 0 };

@@ -63,7 +63,7 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Checked {
     let held = Pinned { subject: number, range: pinned, epochs: oldest..=subject.newest_epoch() };
     if shared.options.sabotage == Some(Sabotage::ScribblePins) && pins > SOUND {
         let extent = held.range.extents().next().expect("a byte is pinned");
-        let byte = extent.address().cast_mut();
+        let byte = extent.cast::<u8>().cast_mut();
         // SAFETY: pinned memory of the cache, which nobody has a reference to. It is against what
         // pins are for: that is the point.
         let spoilt = unsafe { !byte.read_volatile() };
@@ -87,7 +87,7 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
         pins.swap_remove(one)
     };
     let range = held.range.range();
-    desk.begin(Doing::Unpin, held.subject, range.start, held.range.len());
+    desk.begin(Doing::Unpin, held.subject, range.start, range.end - range.start);
     check(shared, desk, &held)?;
     let at = rng.u64(range.start..=range.end);
     match rng.u32(0..4) {
@@ -104,7 +104,7 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
     }
     check(shared, desk, &held)?;
     shared.watch.count(Doing::Unpin, 1);
-    if !held.range.is_empty() {
+    if !held.range.range().is_empty() {
         shared.pins.lock().unwrap().push(held);
     }
     Ok(())
@@ -114,7 +114,7 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
 fn check(shared: &Shared, desk: &Desk, held: &Pinned) -> Checked {
     let subject = &shared.subjects.all[held.subject];
     let range = held.range.range();
-    let mut bytes = vec![0; held.range.len() as usize];
+    let mut bytes = vec![0; (range.end - range.start) as usize];
     held.range.copy_to(&mut bytes, range.start).expect("all of it is pinned");
     check::check(shared, desk, subject, range.start, &bytes, held.epochs.clone())?;
     desk.read(bytes.len());
@@ -125,11 +125,11 @@ fn check(shared: &Shared, desk: &Desk, held: &Pinned) -> Checked {
 fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
     let excused = match error.kind() {
         // Readers under references come without end.
-        ErrorKind::PinHeld { .. } => true,
-        ErrorKind::Read { .. } | ErrorKind::Truncated { .. } => {
+        ErrorKind::Busy => true,
+        ErrorKind::Read | ErrorKind::Truncated => {
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
-        ErrorKind::PinRange { .. } => matches!(subject.nature, Nature::Cut(_)),
+        ErrorKind::Invalid | ErrorKind::BeyondEnd => matches!(subject.nature, Nature::Cut(_)),
         _ => false,
     };
     if excused {

@@ -2,6 +2,7 @@
 //!
 //! Belongs here: the shapes of reads, what errors are excused.
 
+use crate::told::number_after;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -255,8 +256,7 @@ impl Reader<'_> {
     ) -> Checked {
         let mut error = error.clone();
         let at = match error.kind() {
-            ErrorKind::Read { offset, .. } => *offset,
-            ErrorKind::Truncated { cause, .. } => cause.offset,
+            ErrorKind::Read | ErrorKind::Truncated => number_after(&error, " at "),
             _ => offset,
         };
         let mut cell = [0; 64];
@@ -299,10 +299,12 @@ fn edge(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 /// Whether this error is of those that this file's troubles make.
 fn injected(subject: &Subject, error: &Error) -> bool {
     match (&subject.nature, error.kind()) {
-        (Nature::Faulty(_), ErrorKind::Read { cause, .. }) => {
-            cause.kind() == std::io::ErrorKind::InvalidData || cause.raw_os_error() == Some(5)
+        (Nature::Faulty(_), ErrorKind::Read) => {
+            let cause = std::error::Error::source(error).and_then(|it| it.downcast_ref());
+            let errno = cause.and_then(std::io::Error::raw_os_error);
+            error.io_kind() == std::io::ErrorKind::InvalidData || errno == Some(5)
         }
-        (Nature::Faulty(_) | Nature::Cut(_), ErrorKind::Truncated { .. }) => true,
+        (Nature::Faulty(_) | Nature::Cut(_), ErrorKind::Truncated) => true,
         _ => false,
     }
 }

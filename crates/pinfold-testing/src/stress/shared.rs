@@ -135,7 +135,10 @@ impl Shared {
     }
     /// Nothing is pinned any more; is that what the cache says?
     pub(super) fn still_pinned(&self) -> Option<Failure> {
-        self.cache.clone().close().err().map(|error| Failure::Pins(error.to_string()))
+        let bytes = self.cache.stats().pinned_bytes;
+        let pins = self.cache.pins().unwrap_or_default();
+        let list = pins.iter().fold(String::new(), |text, pin| text + "\n  " + &pin.to_string());
+        (bytes > 0).then(|| Failure::Pins(format!("{bytes} bytes are still pinned:{list}")))
     }
 
     /// What is known about a run in which `thread` hangs.

@@ -13,7 +13,7 @@
 
 pub(crate) mod borrow;
 pub(crate) mod found;
-pub mod futures;
+pub(crate) mod futures;
 pub(crate) mod many;
 pub(crate) mod pin;
 pub(crate) mod read;

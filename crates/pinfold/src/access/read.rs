@@ -25,7 +25,9 @@ use std::num::NonZero;
 
 use crate::access::found::{Found, ReadaheadMark, Want};
 use crate::base::counters::Event;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{
     Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, predicted,
 };
@@ -136,11 +138,11 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`ErrorKind::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
+    /// [`ErrorKind::Invalid`] if a read of `buf` at `offset` ends beyond the largest file offset.
     pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(ErrorKind::Range { path: self.mapping.path.clone(), offset, bytes }.into());
+            return Err(Cause::Range { path: self.mapping.path.clone(), offset, bytes }.into());
         }
         Ok(())
     }

@@ -14,11 +14,9 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};
 
 /// How borrowing threads are ordered with threads that evict, move or split folios.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Barrier {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Barrier {
     /// By membarrier(2), called by the thread that evicts: a borrow has no fence.
-    #[default]
     Membarrier,
     /// By a full fence in each borrow: the fallback where the system refuses membarrier(2).
     FullFence,
@@ -67,15 +65,6 @@ impl Barrier {
 fn full_fence() {
     // SeqCst: pairs with the fence in `heavy`.
     fence(Ordering::SeqCst);
-}
-
-impl std::fmt::Display for Barrier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Barrier::Membarrier => "membarrier",
-            Barrier::FullFence => "full fence",
-        })
-    }
 }
 
 #[cfg(not(any(loom, shuttle)))]

@@ -51,7 +51,7 @@ pub(crate) enum Event {
 }
 
 /// The number of size classes of reads: powers of two.
-pub const READ_SIZE_BUCKETS: usize = 32;
+pub(crate) const READ_SIZE_BUCKETS: usize = 32;
 
 /// Size classes that a read can have. A slice has at most 2^63 - 1 bytes; sizes from 2^31 on are
 /// one class.

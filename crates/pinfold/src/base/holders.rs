@@ -27,19 +27,12 @@ pub struct PinHolder {
     pub range: Range<u64>,
 }
 
-impl PinHolder {
-    /// The number of pinned bytes.
-    pub fn bytes(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-}
-
 impl fmt::Display for PinHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "{} bytes at {} of {}, pinned at {} {:.1} s ago",
-            self.bytes(),
+            self.range.end - self.range.start,
             self.range.start,
             self.path.display(),
             self.call_site,

@@ -16,18 +16,10 @@ use crate::error::Result;
 use crate::file::File;
 use crate::file::kept::FolioOf;
 
-/// What has come of an operation that was begun with [`Completions`].
+/// What has come of an operation that was begun with [`Completions`], by the call that began it.
 #[derive(Debug)]
-pub struct Completion {
-    /// The number that the program gave the operation.
-    pub user_data: u64,
-    /// What came of it.
-    pub outcome: Outcome,
-}
-
-/// The result of an operation, by the call that began it: part of a [`Completion`].
-#[derive(Debug)]
-pub enum Outcome {
+#[non_exhaustive]
+pub enum Completion {
     /// Of [`Completions::read_at`].
     Read {
         /// The buffer.
@@ -35,9 +27,9 @@ pub enum Outcome {
         /// How many bytes of it were read; as of [`File::read_at`].
         result: Result<usize>,
     },
-    /// Of [`Completions::get`]: the page; as of [`FolioOf::get`].
+    /// Of [`Completions::get`]: the page; as of [`File::get`].
     Page(Result<FolioOf<Arc<File>>>),
-    /// Of [`Completions::get_many`]: the pages; as of [`FolioOf::get_many_async`].
+    /// Of [`Completions::get_many`]: the pages; as of [`File::get_many_async`].
     Pages(Result<Vec<FolioOf<Arc<File>>>>),
 }
 
@@ -50,7 +42,7 @@ pub enum Outcome {
 /// a part of it has come.
 ///
 /// ```
-/// use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+/// use pinfold::{Cache, Completion, Completions, Options, source::Memory};
 /// use rustix::event::epoll;
 /// use std::sync::Arc;
 ///
@@ -68,8 +60,8 @@ pub enum Outcome {
 /// while answered < 10 {
 ///     let mut events = Vec::with_capacity(1);
 ///     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None).unwrap();
-///     for completion in &mut completions {
-///         let Outcome::Read { buf, result } = completion.outcome else { panic!() };
+///     for (_request, completion) in &mut completions {
+///         let Completion::Read { buf, result } = completion else { panic!() };
 ///         assert!(result? == 64 && buf == [7; 64]);
 ///         answered += 1;
 ///     }
@@ -81,7 +73,7 @@ pub enum Outcome {
 /// gives each its own.
 ///
 /// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
-/// whole. A read that the source has begun goes on, as for [dropped futures](crate::access::futures);
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures);
 /// nobody waits for it, and its buffer is the program's own (the read ends in the cache, not
 /// there).
 ///
@@ -94,18 +86,17 @@ pub struct Completions {
     /// By `user_data`.
     waiting: Set<u64, Operation>,
     /// What has ended at once, and was not taken.
-    ended: VecDeque<Completion>,
+    ended: VecDeque<(u64, Completion)>,
 }
 
-type Operation = dyn Future<Output = Outcome> + Send;
+type Operation = dyn Future<Output = Completion> + Send;
 
 impl Completions {
     /// Nothing to wait for yet.
     ///
     /// # Errors
-    /// [`ErrorKind::Eventfd`](crate::ErrorKind::Eventfd): the process has as many descriptors as it
-    /// may have, or the system has no memory;
-    /// [`ErrorKind::ForkHandler`](crate::ErrorKind::ForkHandler).
+    /// [`ErrorKind::System`](crate::ErrorKind::System): the process has as many descriptors as it
+    /// may have, or the system has no memory.
     pub fn new() -> Result<Self> {
         Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
     }
@@ -116,21 +107,24 @@ impl Completions {
         let file = file.clone();
         self.begin(user_data, async move {
             let result = file.read_at_async(&mut buf, offset).await;
-            Outcome::Read { buf, result }
+            Completion::Read { buf, result }
         });
     }
 
     /// Begins to get the page number `page`, as [`File::get_async`].
     pub fn get(&mut self, file: &Arc<File>, page: u64, user_data: u64) {
         let file = file.clone();
-        self.begin(user_data, async move { Outcome::Page(FolioOf::get_async(file, page).await) });
+        self.begin(user_data, async move {
+            let page = file.get_async(page).await;
+            Completion::Page(page.map(|page| FolioOf::new(file.clone(), page)))
+        });
     }
 
     /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
     /// together.
     ///
     /// ```
-    /// # use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+    /// # use pinfold::{Cache, Completion, Completions, Options, source::Memory};
     /// # use rustix::event::{PollFd, PollFlags, poll};
     /// # use std::sync::Arc;
     /// # let cache = Cache::new(Options::new(8 << 20))?;
@@ -143,21 +137,22 @@ impl Completions {
     ///         break ended;
     ///     }
     /// };
-    /// let Outcome::Pages(nodes) = ended.outcome else { panic!() };
+    /// let (1, Completion::Pages(nodes)) = ended else { panic!() };
     /// assert!(nodes?.iter().all(|node| node[..] == [7; 4096]));
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
         let (file, pages) = (file.clone(), pages.to_vec());
-        self.begin(
-            user_data,
-            async move { Outcome::Pages(FolioOf::get_many_async(file, pages).await) },
-        );
+        self.begin(user_data, async move {
+            let pages = file.get_many_async(&pages).await;
+            let kept = |page| FolioOf::new(file.clone(), page);
+            Completion::Pages(pages.map(|pages| pages.into_iter().map(kept).collect()))
+        });
     }
 
-    fn begin(&mut self, user_data: u64, future: impl Future<Output = Outcome> + Send + 'static) {
-        if let Some((user_data, outcome)) = self.waiting.begin(user_data, Box::pin(future)) {
-            self.ended.push_back(Completion { user_data, outcome });
+    fn begin(&mut self, user_data: u64, future: impl Future<Output = Completion> + Send + 'static) {
+        if let Some(ended) = self.waiting.begin(user_data, Box::pin(future)) {
+            self.ended.push_back(ended);
             self.waiting.raise();
         }
     }
@@ -165,7 +160,7 @@ impl Completions {
     /// Gives up all operations that are not to be kept, by their `user_data`.
     pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
         self.waiting.retain(|of| keep(*of));
-        self.ended.retain(|completion| keep(completion.user_data));
+        self.ended.retain(|(of, _)| keep(*of));
     }
 
     /// Gives up all that was begun with this `user_data` and was not taken yet; returns how much
@@ -173,33 +168,30 @@ impl Completions {
     ///
     /// Cost: a look at all that was not taken.
     pub fn cancel(&mut self, user_data: u64) -> usize {
-        let before = self.len();
+        let before = self.untaken();
         self.waiting.retain(|of| *of != user_data);
-        self.ended.retain(|completion| completion.user_data != user_data);
-        before - self.len()
+        self.ended.retain(|(of, _)| *of != user_data);
+        before - self.untaken()
     }
 
-    /// How much was begun and not taken yet.
+    /// How much was begun and not taken yet. Feature `testing`.
+    #[cfg(feature = "testing")]
+    #[allow(clippy::len_without_is_empty, reason = "it is no collection")]
     pub fn len(&self) -> usize {
-        self.waiting.len() + self.ended.len()
+        self.untaken()
     }
 
-    /// Whether all that was begun was taken.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub(crate) fn untaken(&self) -> usize {
+        self.waiting.len() + self.ended.len()
     }
 }
 
-/// What has ended by now; after `None`, more may end.
+/// What has ended by now, with the `user_data` of each; after `None`, more may end.
 impl Iterator for Completions {
-    type Item = Completion;
+    type Item = (u64, Completion);
 
-    fn next(&mut self) -> Option<Completion> {
-        if let Some(completion) = self.ended.pop_front() {
-            return Some(completion);
-        }
-        let (user_data, outcome) = self.waiting.next()?;
-        Some(Completion { user_data, outcome })
+    fn next(&mut self) -> Option<Self::Item> {
+        self.ended.pop_front().or_else(|| self.waiting.next())
     }
 }
 
@@ -232,7 +224,7 @@ mod tests {
 
     use rustix::event::{PollFd, PollFlags, Timespec};
 
-    use super::{Completions, Outcome};
+    use super::{Completion, Completions};
     use crate::base::mutant::{self, Mutant};
     use crate::source::Memory;
     use crate::{Cache, Options};
@@ -257,10 +249,10 @@ mod tests {
             completions.get(&file, 0, 1);
             completions.read_at(&file, vec![0; 10], 0, 2);
             right &= is_readable(&completions);
-            assert_eq!(completions.next().unwrap().user_data, 1);
+            assert_eq!(completions.next().unwrap().0, 1);
             right &= is_readable(&completions);
-            let read = completions.next().unwrap();
-            assert!(matches!(read.outcome, Outcome::Read { result: Ok(10), .. }), "{read:?}");
+            let (_, read) = completions.next().unwrap();
+            assert!(matches!(read, Completion::Read { result: Ok(10), .. }), "{read:?}");
             assert!(completions.next().is_none() && !is_readable(&completions));
             // And the waker of one that is not there any more.
             completions.waiting.wake_nobody();

@@ -1,4 +1,4 @@
-//! The counted guard that owns a share of its file: `FolioOf::get(&file, page)`.
+//! The counted guard that owns a share of its file: `FolioOf::new(file, page)`.
 //!
 //! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same
 //! guard for programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard.
@@ -13,8 +13,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::access::borrow::{FolioRef, PageView};
-use crate::error::Result;
+use crate::access::borrow::FolioRef;
 use crate::file::File;
 
 mod sealed {
@@ -49,7 +48,7 @@ impl SharedFile for Arc<File> {}
 /// impl Cursor {
 ///     fn down(&mut self) -> pinfold::Result<()> {
 ///         let child = self.path.last().map_or(0, |parent| u64::from(parent[0]));
-///         self.path.push(FolioOf::get(&self.file, child)?);
+///         self.path.push(FolioOf::new(self.file.clone(), self.file.get(child)?));
 ///         Ok(())
 ///     }
 /// }
@@ -81,74 +80,43 @@ impl SharedFile for Arc<File> {}
 /// # use pinfold::{Cache, FolioOf, Options, source::Memory};
 /// # let cache = Cache::new(Options::new(8 << 20)).unwrap();
 /// # let file = cache.attach("", std::sync::Arc::new(Memory::new(vec![7]))).unwrap();
-/// let page = FolioOf::get(&std::rc::Rc::new(file), 0).unwrap();
+/// let file = std::rc::Rc::new(file);
+/// let page = FolioOf::new(file.clone(), file.get(0).unwrap());
 /// std::thread::spawn(move || drop(page)); // it cannot be sent
 /// ```
 pub struct FolioOf<F: SharedFile> {
-    /// With a reference to its folio, which the drop gives back.
-    view: PageView,
-    /// Dropped after that.
+    /// Dropped before the share, which keeps what it points to. Nobody gets it but by a reference.
+    page: FolioRef<'static>,
     file: F,
 }
 
-// SAFETY: bytes that no thread writes, and a reference that any thread may give back; the share
-// says for itself.
-unsafe impl<F: SharedFile + Send> Send for FolioOf<F> {}
-// SAFETY: as above; a shared guard hands out shared bytes, and the share.
-unsafe impl<F: SharedFile + Sync> Sync for FolioOf<F> {}
-
 impl<F: SharedFile> FolioOf<F> {
-    /// The page number `page` (bytes `page * 4096` and up) of `file`, as [`File::get`], with
-    /// another share of `file`.
+    /// `page`, which was got from `file`, with a share of it. Cost: none.
     ///
-    /// # Errors
-    /// As [`File::get`].
+    /// ```
+    /// # use pinfold::{Cache, FolioOf, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 9000])))?;
+    /// # let file = std::sync::Arc::new(file);
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    /// # runtime.block_on(async {
+    /// let page = FolioOf::new(file.clone(), file.get_async(1).await?);
+    /// assert_eq!(page[..], [7; 4096]);
+    /// # Ok::<(), pinfold::Error>(()) })?;
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If the page is of another cache than the file.
     #[inline]
-    pub fn get(file: &F, page: u64) -> Result<Self> {
-        let view = file.handle().get(page)?.into_view();
-        Ok(FolioOf { view, file: file.clone() })
+    pub fn new(file: F, page: FolioRef<'_>) -> Self {
+        FolioOf { page: page.kept_by(file.handle()), file }
     }
 
-    /// [`get`](Self::get) without blocking the thread that polls the future, as [`File::get_async`]. The
-    /// future owns its share of the file, so a task of its own can have it.
-    ///
-    /// # Errors
-    /// As [`File::get`].
-    pub async fn get_async(file: F, page: u64) -> Result<Self> {
-        let view = file.get_async(page).await?.into_view();
-        Ok(FolioOf { view, file })
-    }
-
-    /// All of `pages`, in their order, without blocking the thread that polls the future, as
-    /// [`File::get_many_async`]. Each guard has a share of the file, and so has the future.
-    ///
-    /// # Errors
-    /// As [`File::get_many_async`].
-    pub async fn get_many_async(file: F, pages: Vec<u64>) -> Result<Vec<Self>> {
-        let folios = file.get_many_async(&pages).await?;
-        let of = |folio: FolioRef<'_>| FolioOf { view: folio.into_view(), file: file.clone() };
-        Ok(folios.into_iter().map(of).collect())
-    }
-
-    /// The file.
-    pub fn file(&self) -> &F {
-        &self.file
-    }
-
-    /// As [`FolioRef::folio`].
-    pub fn folio(&self) -> &[u8] {
-        // SAFETY: the reference keeps the folio, and a folio with holders is never written to.
-        unsafe { self.view.folio() }
-    }
-
-    /// As [`FolioRef::folio_offset`].
-    pub fn folio_offset(&self) -> u64 {
-        self.view.folio_offset()
-    }
-
-    /// As [`FolioRef::is_current`].
-    pub fn is_current(&self) -> bool {
-        self.view.is_current()
+    /// The page, for as long as this is borrowed.
+    #[inline]
+    pub fn page(&self) -> &FolioRef<'_> {
+        &self.page
     }
 }
 
@@ -157,8 +125,7 @@ impl<F: SharedFile> Deref for FolioOf<F> {
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `folio`.
-        unsafe { self.view.page() }
+        &self.page
     }
 }
 
@@ -173,15 +140,7 @@ impl<F: SharedFile> Clone for FolioOf<F> {
     /// If the folio has more than four million references.
     #[inline]
     fn clone(&self) -> Self {
-        self.view.frame().count.get(1);
-        FolioOf { view: self.view, file: self.file.clone() }
-    }
-}
-
-impl<F: SharedFile> Drop for FolioOf<F> {
-    #[inline]
-    fn drop(&mut self) {
-        drop(FolioRef::adopt(self.file.handle(), self.view));
+        FolioOf { page: self.page.clone(), file: self.file.clone() }
     }
 }
 
@@ -191,6 +150,6 @@ impl<F: SharedFile> RefUnwindSafe for FolioOf<F> {}
 
 impl<F: SharedFile> std::fmt::Debug for FolioOf<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("FolioOf").field(&self.view).finish()
+        f.debug_tuple("FolioOf").field(&self.page).finish()
     }
 }

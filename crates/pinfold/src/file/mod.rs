@@ -5,7 +5,7 @@
 //! ```text
 //! completions   futures for a program with an event loop of its own
 //! owned         bytes of a range that own what keeps them
-//! reading       the standard library's traits, memory that is not initialised, many by a future
+//! reading       the standard library's traits, many reads by a future
 //! testing       what tests do to a file (feature `testing`)
 //! kept          a counted guard with a share of its file
 //! mod           `File`
@@ -20,12 +20,13 @@ pub(crate) mod ranges;
 pub(crate) mod reading;
 pub(crate) mod refresh;
 
+use std::fmt::Debug;
 use std::ops::{Range, RangeBounds};
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
-use self::refresh::{Refreshed, Since};
+use self::refresh::{Changed, Since};
 use crate::access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::access::futures::{Get, GetMany, Read};
 use crate::access::many::{self, ReadAt};
@@ -136,7 +137,7 @@ impl File {
     /// atomic add and one subtraction per folio.
     ///
     /// # Errors
-    /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
+    /// [`ErrorKind::Invalid`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
     /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached (see
     /// [`File`], "A file that others change");
     /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
@@ -170,7 +171,7 @@ impl File {
     ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
-    /// [`ErrorKind::TooManyReferences`] if its folio has four million references; otherwise as
+    /// [`ErrorKind::TooMany`] if its folio has four million references; otherwise as
     /// [`read_at`](Self::read_at).
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
@@ -178,7 +179,7 @@ impl File {
     }
 
     /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
-    /// source nor for memory ([`futures`](crate::access::futures)). The future is woken when the bytes are
+    /// source nor for memory ([front page](crate#futures)). The future is woken when the bytes are
     /// there. Any runtime will do. Its waker must not wait for a read, as the thread that completes
     /// reads calls it; it may call what waits for none, as [`try_get`](Self::try_get).
     ///
@@ -196,7 +197,11 @@ impl File {
     /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads were
     /// busy with other sources for too long ([`Source`](crate::source::Source) says how long).
     #[inline]
-    pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
+    pub fn read_at_async<'f, 'b>(
+        &'f self,
+        buf: &'b mut [u8],
+        offset: u64,
+    ) -> impl Future<Output = Result<usize>> + Send + Unpin + Debug + use<'f, 'b> {
         Read::new(&self.handle, buf, offset)
     }
 
@@ -205,7 +210,10 @@ impl File {
     /// # Errors
     /// As [`get`](Self::get) and [`read_at_async`](Self::read_at_async).
     #[inline]
-    pub fn get_async(&self, page: u64) -> Get<'_> {
+    pub fn get_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<FolioRef<'_>>> + Send + Unpin + Debug {
         Get::new(&self.handle, page)
     }
 
@@ -228,7 +236,10 @@ impl File {
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
     /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many), and if others of the
     /// file use its share up for too long: it says how much they have, and may have.
-    pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
+    pub fn get_many_async<'f>(
+        &'f self,
+        pages: &[u64],
+    ) -> impl Future<Output = Result<Vec<FolioRef<'f>>>> + Send + Unpin + Debug + use<'f> {
         GetMany::new(&self.handle, pages)
     }
 
@@ -248,7 +259,7 @@ impl File {
     /// reference keeps what `get` says.
     ///
     /// # Errors
-    /// As [`get`](Self::get); [`ErrorKind::ForeignReader`] if the reader belongs to another cache.
+    /// As [`get`](Self::get); [`ErrorKind::Invalid`] if the reader belongs to another cache.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -271,7 +282,7 @@ impl File {
     }
 
     /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
-    /// valid. [`Optimistic::validate_all`] asks this of several pages at once. Reads from the
+    /// valid. Reads from the
     /// source what is not cached.
     ///
     /// Cost of a hit: a look-up. Nothing is written.
@@ -309,7 +320,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Range`] as for `read_at`.
+    /// [`ErrorKind::Invalid`] as for `read_at`.
     #[inline]
     pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
         self.handle.try_read_at(buf, offset)
@@ -334,7 +345,7 @@ impl File {
     /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
     ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::ForeignReader`]
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::Invalid`]
     /// if the reader belongs to another cache.
     #[inline]
     pub fn try_borrow<'f, 'r>(
@@ -453,7 +464,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`get_many`](Self::get_many); [`ErrorKind::ForeignReader`] if the reader belongs to
+    /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader belongs to
     /// another cache, even if `pages` is empty.
     #[inline]
     pub fn borrow_many<'f, 'r>(
@@ -473,7 +484,7 @@ impl File {
     /// # let cache = Cache::new(Options::new(8 << 20))?;
     /// let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
     /// let mut pinned = file.pin(5_000..9_000)?;
-    /// let bytes = pinned.extents().map(|extent| extent.len()); // for writev(2), or a ring's buffers
+    /// let bytes = pinned.extents().map(|extent| extent.len); // for writev(2), or a ring's buffers
     /// assert_eq!(bytes.sum::<usize>(), 4_000);
     /// pinned.unpin_front(1_000)?; // so much has been sent
     /// assert_eq!(pinned.range(), 6_000..9_000);
@@ -489,7 +500,7 @@ impl File {
     /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
     /// to memory that is set apart for them, unless it is there already or there is none. A folio
     /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`ErrorKind::PinHeld`].
+    /// then fails with [`ErrorKind::Busy`].
     ///
     /// - A thread must first drop its own guards of these pages, and of others in the same folios:
     ///   otherwise the call waits for them, and fails.
@@ -506,10 +517,10 @@ impl File {
     /// moved.
     ///
     /// # Errors
-    /// Nothing stays pinned after an error. [`ErrorKind::PinRange`] if the range is empty,
-    /// reversed, or ends beyond the file; [`ErrorKind::PinTooLarge`] if it can never fit the
-    /// budget; [`ErrorKind::PinHeld`] if a folio must move and its holders do not release it;
-    /// [`ErrorKind::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
+    /// Nothing stays pinned after an error. [`ErrorKind::Invalid`] if the range is empty or
+    /// reversed, [`ErrorKind::BeyondEnd`] if it ends beyond the file; [`ErrorKind::TooLarge`] if it
+    /// can never fit the budget; [`ErrorKind::Busy`] if a folio must move and its holders do not release it;
+    /// [`ErrorKind::TooMany`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -530,13 +541,9 @@ impl File {
 
     /// The length in bytes, as of the last time the file was opened, [refreshed](Self::refresh) or
     /// [invalidated](Self::invalidate).
+    #[allow(clippy::len_without_is_empty, reason = "a file is no collection")]
     pub fn len(&self) -> u64 {
         self.handle.mapping.len_bytes()
-    }
-
-    /// Whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
@@ -546,8 +553,8 @@ impl File {
     /// those in use, whose holders keep the bytes. The source gets the hint as well.
     ///
     /// # Errors
-    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it
-    /// ends above 2^63 - 1; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Invalid`] if the range ends before it begins, or above 2^63 - 1;
+    /// [`ErrorKind::Forked`].
     pub fn advise(&self, range: impl RangeBounds<u64>, hint: Hint) -> Result<()> {
         let range = ranges::bytes_of(&range, ranges::END_MAX);
         let pages = ranges::pages_of(&self.handle.mapping, &range)?;
@@ -567,7 +574,7 @@ impl File {
     /// Looks whether another program has changed the file, and lets go of what is cached and not
     /// the file's any more; the length follows. From then on, reads through all handles of the file
     /// return what it has had since this call. A program that reads a log calls this whenever it
-    /// wants to know of more. [`Changed`](crate::Changed) says what is dropped.
+    /// wants to know of more. [`Changed`] says what is dropped.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
     /// how far they can be trusted). They do not say whether a longer file was appended to. It
@@ -593,8 +600,7 @@ impl File {
     /// let mut buf = [0; 16];
     /// assert_eq!(file.read_at(&mut buf, 0)?, 4);
     /// log.write_all(b"two").unwrap();
-    /// let now = file.refresh()?;
-    /// assert_eq!((now.len, now.changed), (7, Changed::Grown));
+    /// assert_eq!((file.refresh()?, file.len()), (Changed::Grown, 7));
     /// assert_eq!(file.read_at(&mut buf, 0)?, 7);
     /// assert_eq!(&buf[..7], b"one two");
     /// # Ok::<(), pinfold::Error>(())
@@ -602,7 +608,7 @@ impl File {
     ///
     /// # Errors
     /// As for [`invalidate`](Self::invalidate).
-    pub fn refresh(&self) -> Result<Refreshed> {
+    pub fn refresh(&self) -> Result<Changed> {
         let mapping = &self.handle.mapping;
         refresh::refresh(&self.handle, self.path.as_deref().unwrap_or(&mapping.path))
     }
@@ -637,9 +643,9 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as
-    /// for [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
-    /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// Nothing is dropped after an error. [`ErrorKind::Invalid`] as for
+    /// [`advise`](Self::advise); [`ErrorKind::Read`] if the source cannot report its length;
+    /// [`ErrorKind::Unsupported`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<u64> {
         let range = ranges::bytes_of(&range, ranges::END_MAX);
         let pages = ranges::pages_of(&self.handle.mapping, &range)?;

@@ -25,7 +25,9 @@ use std::sync::Arc;
 use crate::access::borrow::{FolioRef, may_keep};
 use crate::access::found::ReadaheadMark;
 use crate::access::futures;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::file::File;
 use crate::file::ranges;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
@@ -111,10 +113,11 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::RangeBeyondEnd`] if the file has not all of them;
-    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::NoMemory`] if
+    /// [`ErrorKind::BeyondEnd`] if the file has not all of them;
+    /// [`ErrorKind::Invalid`] if the range ends before it begins; [`ErrorKind::NoMemory`] if
     /// there is no memory for a copy: at once, if the range is longer than all copies together may
-    /// be, otherwise after two seconds, or thirty while reads are under way; [`ErrorKind::Reserve`] if the system refuses a mapping for one longer than 2 MiB;
+    /// be, otherwise after two seconds, or thirty while reads are under way; [`ErrorKind::System`]
+    /// if the system refuses a mapping for one longer than 2 MiB;
     /// otherwise as [`read_at`](Self::read_at).
     pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedBytes> {
         let handle = self.handle();
@@ -178,14 +181,14 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`ErrorKind::RangeBeyondEnd`] if a file of that length has not all of `wanted`.
+    /// [`ErrorKind::BeyondEnd`] if a file of that length has not all of `wanted`.
     fn check_has(&self, wanted: &Range<u64>, len_bytes: u64) -> Result<()> {
         let &Range { start, end } = wanted;
         if end <= len_bytes {
             return Ok(());
         }
         let path = self.mapping.path.clone();
-        Err(ErrorKind::RangeBeyondEnd { path, start, end, len_bytes }.into())
+        Err(Cause::RangeBeyondEnd { path, start, end, len_bytes }.into())
     }
 }
 

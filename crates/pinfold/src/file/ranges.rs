@@ -2,7 +2,9 @@
 
 use std::ops::{Bound, Range, RangeBounds};
 
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::mapping::Mapping;
 
@@ -27,15 +29,15 @@ pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
 }
 
 /// # Errors
-/// [`ErrorKind::RangeReversed`], and [`ErrorKind::Range`] if it ends above the largest offset.
+/// [`ErrorKind::Invalid`] if it ends before it begins, or above the largest offset.
 pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     let &Range { start, end } = range;
     let path = || mapping.path.clone();
     if start > end {
-        return Err(ErrorKind::RangeReversed { path: path(), start, end }.into());
+        return Err(Cause::RangeReversed { path: path(), start, end }.into());
     }
     if end > END_MAX {
-        return Err(ErrorKind::Range { path: path(), offset: start, bytes: end - start }.into());
+        return Err(Cause::Range { path: path(), offset: start, bytes: end - start }.into());
     }
     Ok(())
 }

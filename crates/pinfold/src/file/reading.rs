@@ -1,8 +1,7 @@
-//! Reads by copy for code that has a form of its own: the standard library's traits, memory that is
-//! not initialised, and many reads by a future.
+//! Reads by copy for code that has a form of its own: the standard library's traits, and many reads
+//! by a future.
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
-use std::mem::MaybeUninit;
 
 use crate::access::borrow::FolioRef;
 use crate::access::many::{self, AT_ONCE, ReadAt};
@@ -25,37 +24,6 @@ impl File {
     /// ```
     pub fn reader(&self, at: u64) -> FileReader {
         FileReader { file: self.clone(), at, page: None }
-    }
-
-    /// As [`read_at`](Self::read_at), into memory that need not be initialised: it is zeroed first,
-    /// which is what this costs more than `read_at`. Returns the part of
-    /// it that now is: `buf.len()` bytes, fewer only at the end of the file.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("log", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
-    /// let mut record = Vec::with_capacity(100);
-    /// let bytes = file.read_uninit(record.spare_capacity_mut(), 9_950)?.len();
-    /// // SAFETY: so many bytes from the first on were initialised.
-    /// unsafe { record.set_len(bytes) };
-    /// assert_eq!(record, [7; 50]);
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`read_at`](Self::read_at).
-    pub fn read_uninit<'b>(
-        &self,
-        buf: &'b mut [MaybeUninit<u8>],
-        offset: u64,
-    ) -> Result<&'b mut [u8]> {
-        buf.fill(MaybeUninit::new(0));
-        let (at, len) = (buf.as_mut_ptr().cast::<u8>(), buf.len());
-        // SAFETY: the caller's memory, borrowed for as long as this, and initialised just now.
-        let buf = unsafe { std::slice::from_raw_parts_mut(at, len) };
-        let bytes = self.read_at(buf, offset)?;
-        Ok(&mut buf[..bytes])
     }
 
     /// As [`read_many`](Self::read_many), but as a future; see

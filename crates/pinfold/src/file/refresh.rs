@@ -20,7 +20,7 @@ use std::path::Path;
 use crate::access::found::ReadaheadMark;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::pages::freeze;
@@ -29,17 +29,8 @@ use crate::pages::mapping::{ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
 use crate::source::{AlignedBuffer, Contents, Extent, look};
 
-/// What [`File::refresh`](crate::File::refresh) found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Refreshed {
-    /// The length of the file now, in bytes.
-    pub len: u64,
-    /// What has happened to the file since it was opened, refreshed or invalidated as a whole.
-    pub changed: Changed,
-}
-
-/// What another program has done to a file.
+/// What another program has done to a file since it was opened, refreshed or invalidated as a whole:
+/// what [`File::refresh`](crate::File::refresh) found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Changed {
@@ -80,7 +71,7 @@ pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()
 }
 
 /// [`File::refresh`](crate::File::refresh), of a handle that was opened by `path`.
-pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Refreshed> {
+pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
     let there = mapping.is_of_system().then(|| look(path)).and_then(Result::ok);
@@ -100,7 +91,7 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Refreshed> {
             changed = Changed::Replaced;
         }
     }
-    Ok(Refreshed { len: mapping.len_bytes(), changed })
+    Ok(changed)
 }
 
 /// Asks the source for its length, and applies a change; returns the bytes dropped.
@@ -125,7 +116,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
     let mut resizing = mapping.resizing.lock();
-    let length_error = |cause: std::io::Error| ErrorKind::Length {
+    let length_error = |cause: std::io::Error| Cause::Length {
         path: mapping.path.clone(),
         cause: std::sync::Arc::new(cause),
     };

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use crate::access::futures;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
 use crate::map::around;
@@ -63,12 +65,12 @@ pub(crate) struct Mapper(Arc<Core>);
 
 impl Mapper {
     /// # Errors
-    /// [`ErrorKind::SpaceBudget`]: the cache is too small for mirrors.
+    /// [`ErrorKind::Invalid`]: the cache is too small for mirrors.
     pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
         let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
         let least_bytes = BUDGET_MIN_BYTES;
         if budget_bytes < least_bytes {
-            return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
+            return Err(Cause::SpaceBudget { budget_bytes, least_bytes }.into());
         }
         core.frames.hollow_user_begins();
         lent::lend_first(core); // now, as guards may come to lie in all runs
@@ -415,7 +417,7 @@ async fn ready<'a>(
             return Ok(None);
         }
         let since = waits.place.get_or_insert_with(Instant::now);
-        if since.elapsed() > core.options.patience {
+        if since.elapsed() > core.options.patience() {
             return Err(older_version(mapping));
         }
         match waiter {

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::frames::FrameNumber;
 use crate::mapped::mirror::{Mirror, SystemRefused};
 use crate::mapped::swap::Swap;
-use crate::mapped::swap::SwapStats;
 use crate::mapped::swap::pages::{OwnMemory, PageStates, Unused};
 use crate::pages::core::{Core, Held};
 use crate::pages::freeze;
@@ -23,13 +24,13 @@ use crate::source::{Backing, Source};
 
 impl Core {
     /// Where own memory goes that is paged out.
-    pub(crate) fn swap(&self) -> Option<&Swap> {
+    pub(crate) fn own_swap(&self) -> Option<&Swap> {
         self.mapped.swap.as_ref()
     }
 
     /// Gives back slots of the swap that are of no more use.
     pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
-        if let Some(swap) = self.swap() {
+        if let Some(swap) = self.own_swap() {
             for unused in unused {
                 swap.give(unused);
             }
@@ -64,7 +65,7 @@ impl Mapping {
     /// Its mirror, made by the first call.
     ///
     /// # Errors
-    /// [`ErrorKind::Mirror`], [`ErrorKind::Userfaultfd`].
+    /// [`ErrorKind::System`].
     pub(crate) fn mirror(&self, core: &Core) -> Result<&Arc<Mirror>> {
         if let Some(mirror) = self.mirror_if_made() {
             return Ok(mirror);
@@ -92,7 +93,7 @@ impl Mapping {
     /// The error that the system has refused something of its mirror.
     pub(crate) fn mirror_error(&self, why: SystemRefused) -> Error {
         let SystemRefused { what, cause } = why;
-        ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
+        Cause::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
     }
 
     /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
@@ -131,12 +132,6 @@ pub(crate) fn drop_own(
 }
 
 impl Cache {
-    /// What has happened to the swap so far. `None` if the cache has none, and in a forked child.
-    pub fn swap_stats(&self) -> Option<SwapStats> {
-        self.core().check_owner().ok()?;
-        self.core().swap().map(Swap::stats)
-    }
-
     /// A mapping of `bytes` bytes for memory of the program's own; nothing can be read from it.
     pub(crate) fn own_memory(&self, name: &str, bytes: u64) -> Result<File> {
         let backing = Backing::new(Arc::new(Nowhere(bytes)), self.core().engine.clone());

@@ -134,7 +134,7 @@ impl Outside for Core {
         dirty: Vec<Candidate>,
         when: WriteWhen,
     ) -> WrittenOut {
-        let hands_over = self.swap().is_some() && !mutant::on(Mutant::EvictorsWrite);
+        let hands_over = self.own_swap().is_some() && !mutant::on(Mutant::EvictorsWrite);
         let mut written = WrittenOut::default();
         for mapping in mappings {
             let Some(memory) = mapping.own() else { continue };
@@ -173,13 +173,13 @@ impl Outside for Core {
     }
 
     fn start(self: &Arc<Self>) -> Result<()> {
-        if self.swap().is_some() { writers::start(self) } else { Ok(()) }
+        if self.own_swap().is_some() { writers::start(self) } else { Ok(()) }
     }
 }
 
 /// Whether dirty folios of own memory may get to the swap now.
 fn takes_dirty(core: &Core) -> bool {
-    core.swap().is_some_and(Swap::takes_pages)
+    core.own_swap().is_some_and(Swap::takes_pages)
 }
 
 /// Whether no page of `gap` is in a mirrored folio; false if it would take long to say.

@@ -166,7 +166,7 @@ mod tests {
     use crate::frames::PAGE_BYTES;
     use crate::pages::outside::Outside;
     use crate::source::Memory;
-    use crate::{Cache, File, Hint, Map, Options, Space, SpaceOptions};
+    use crate::{Cache, File, Hint, Map, Options, Space};
 
     const MIB: usize = 1 << 20;
     /// Of a piece.
@@ -175,7 +175,7 @@ mod tests {
     fn file() -> (Cache, File, Space) {
         let cache = Cache::new(Options::new(32 * MIB as u64)).unwrap();
         let file = cache.attach("file", Arc::new(Memory::new(vec![7; 8 * MIB]))).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         (cache, file, space)
     }
 
@@ -373,7 +373,7 @@ mod tests {
         let map = space.map_file(&file, 0..2 * MIB as u64).unwrap();
         touch(&map, 0..PAGES);
         let at = map.as_ptr().cast_mut();
-        map.unmap().unwrap();
+        drop(map);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
         // SAFETY: nothing is there any more, or the call fails.

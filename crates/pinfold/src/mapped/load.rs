@@ -47,7 +47,7 @@ pub(crate) struct Load {
     patient: Duration,
     long: Duration,
     /// No other lock is taken under it. It is taken under the locks of maps, and with
-    /// [`FaultIo::Hold`](crate::FaultIo) threads wait under these.
+    /// `FaultIo::Hold` threads wait under these.
     state: Mutex<LoadState>,
     /// The thread with number n sleeps on the one with number n modulo their number.
     turn: [Condvar; BEDS],

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::options::Options;
 use crate::source::Engine;
+use crate::stats::Stats;
 
 /// Of a cache.
 #[derive(Debug)]
@@ -38,6 +39,11 @@ impl MappedOfCache {
     pub(crate) fn open(&mut self, _: &Options, _: &Arc<Engine>) -> Result<()> {
         Ok(())
     }
+}
+
+impl MappedOfCache {
+    #[expect(clippy::unused_self, reason = "as with maps")]
+    pub(crate) fn count(&self, _: &mut Stats) {}
 }
 
 impl PieceTurns {

@@ -17,6 +17,7 @@ use crate::mapped::to_write::ToWrite;
 use crate::mapped::uffd::{Ask, Uffd};
 use crate::options::Options;
 use crate::source::Engine;
+use crate::stats::Stats;
 
 /// Threads that wait with a folio may have so large a part of a cache's frames. A model has few.
 const WAITING_SHARE: u32 = if cfg!(shuttle) { 8 } else { 16 };
@@ -93,16 +94,33 @@ impl MappedOfCache {
     /// Makes the swap, if there is to be one. Before the cache is shared.
     ///
     /// # Errors
-    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile).
+    /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub(crate) fn open(&mut self, options: &Options, engine: &Arc<Engine>) -> Result<()> {
         self.swap = swap::open(options, engine)?;
         Ok(())
     }
 
+    /// Tells what has happened to the swap.
+    pub(crate) fn count(&self, stats: &mut Stats) {
+        let swap = self.swap.as_ref().map(Swap::stats).unwrap_or_default();
+        stats.swap_bytes = swap.total_bytes;
+        stats.swap_used_bytes = swap.used_bytes;
+        stats.swap_pages_written = swap.pages_written;
+        stats.swap_writes = swap.writes;
+        stats.swap_pages_read = swap.pages_read;
+        stats.swap_reads = swap.reads;
+        stats.swap_zeros = swap.zeros;
+        stats.swap_stored_meanwhile = swap.stored_meanwhile;
+        stats.swap_full = swap.full;
+        stats.swap_write_errors = swap.write_errors;
+        stats.swap_read_errors = swap.read_errors;
+        stats.swap_last_error = swap.last_error;
+    }
+
     /// What the cache's own views of mirrors are registered with, made by the first call.
     ///
     /// # Errors
-    /// [`ErrorKind::Userfaultfd`](crate::ErrorKind::Userfaultfd).
+    /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
         if self.uffd.get().is_none() {
             // One that another thread made meanwhile is as good.

@@ -97,7 +97,7 @@ impl Recent {
 mod tests {
     use super::*;
     use crate::base::mutant::{self, Mutant};
-    use crate::{Cache, Options, Space, SpaceOptions};
+    use crate::{Cache, Options, Space};
 
     /// Whether a page can be pinned after an access, and what an access gets after the file was
     /// changed and invalidated.
@@ -106,7 +106,7 @@ mod tests {
         std::fs::write(file.path(), [1; 4096]).unwrap();
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
         let opened = cache.open(file.path()).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         let map = space.map_file(&opened, 0..4096).unwrap();
         // SAFETY: a byte of the map.
         let byte = || unsafe { map.as_ptr().read_volatile() };

@@ -17,7 +17,7 @@ pub(crate) enum Waiter<'r> {
     /// The calling thread, in the call.
     Thread,
     /// A task of the handler thread with these timers. It blocks the thread for locks and copies
-    /// alone, but with [`FaultIo::Hold`](crate::FaultIo).
+    /// alone, but with `FaultIo::Hold`.
     Task(&'r Rests),
 }
 

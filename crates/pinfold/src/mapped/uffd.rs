@@ -17,7 +17,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{Setter, Updater, ioctl};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use abi::{
     API, Api, COPY_QUIETLY, Copy, EVENT_PAGEFAULT, FAULT_WRITE, FEATURE_MISSING_SHMEM,
     FEATURE_POISON, FEATURE_SIGBUS, Install, OP_API, OP_COPY, OP_NEW, OP_POISON, OP_REGISTER,
@@ -55,7 +57,7 @@ pub(crate) struct Uffd {
 
 impl Uffd {
     /// # Errors
-    /// [`ErrorKind::Userfaultfd`].
+    /// [`ErrorKind::System`].
     pub(crate) fn open(ask: Ask) -> Result<Self> {
         let (fd, serves_system_calls) = match ask {
             // A system call that meets the signal fails with EFAULT in any case.
@@ -210,12 +212,11 @@ fn handshake(fd: &OwnedFd, ask: Ask) -> Result<()> {
     // A descriptor of its own says what there is: this one takes no second answer.
     let known = first(&[USER_MODE_ONLY, 0]).and_then(|probe| {
         agree(&probe, 0).map_err(|cause| {
-            ErrorKind::Userfaultfd { what: "agree on a version".into(), cause: Arc::new(cause) }
-                .into()
+            Cause::Userfaultfd { what: "agree on a version".into(), cause: Arc::new(cause) }.into()
         })
     })?;
     let what = if wanted & !known == 0 { "agree on a version".into() } else { missing(ask, known) };
-    Err(ErrorKind::Userfaultfd { what, cause: Arc::new(cause) }.into())
+    Err(Cause::Userfaultfd { what, cause: Arc::new(cause) }.into())
 }
 
 fn agree(fd: &OwnedFd, features: u64) -> io::Result<u64> {
@@ -256,7 +257,7 @@ fn refused(syscall: Errno, device: Errno) -> crate::error::Error {
         other => format!("fails, too: {}", io::Error::from(other)),
     };
     let what = format!("open one: {why}; {DEVICE} {device}");
-    ErrorKind::Userfaultfd { what, cause: Arc::new(syscall.into()) }.into()
+    Cause::Userfaultfd { what, cause: Arc::new(syscall.into()) }.into()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -179,7 +179,10 @@ impl Model {
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
         let engine = EngineOptions { ring_depth: 0, ring_ahead: 0, workers_max: 1, lane_max: 1 };
-        let options = Options::new(frames.frames().into()).barrier(barrier);
+        let options = Options {
+            membarrier: barrier == Barrier::Membarrier,
+            ..Options::new(frames.frames().into())
+        };
         let pressure = Pressure::model(frames.frames(), order_max, (0, 0), 32);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let core = Arc::new(core.expect("memory for a model"));

@@ -24,16 +24,18 @@ fn try_pin(model: &Model, page: u64) -> Option<PinnedRange> {
 
 /// Reads each pinned page as a device does, without a version.
 fn check(model: &Model, pinned: &PinnedRange) {
+    let mut offset = pinned.range().start;
     for extent in pinned.extents() {
         for at in (0..extent.len()).step_by(PAGE_BYTES) {
-            let page = (extent.offset() + at as u64) / PAGE;
-            let address = extent.address().wrapping_add(at);
+            let page = (offset + at as u64) / PAGE;
+            let address = extent.cast::<u8>().wrapping_add(at);
             let mut bytes = [0; 8];
             let skip = address.addr() % PAGE_BYTES;
             // SAFETY: eight bytes of a pinned page.
             unsafe { copy_still(bytes.as_mut_ptr(), address.wrapping_sub(skip), 8) };
             assert_eq!(word(&bytes), model.sources[0].word(page), "wrong bytes");
         }
+        offset += extent.len() as u64;
     }
 }
 

@@ -167,7 +167,7 @@ fn couple_stamps(model: &Model) {
     let (mut one, mut two) = ([0; 8], [0; 8]);
     second.read(0, &mut two);
     first.read(0, &mut one);
-    if crate::access::borrow::Optimistic::validate_all(&[first, second]) {
+    if [first, second].iter().all(crate::access::borrow::Optimistic::validate) {
         let (one, two) = (word(&one), word(&two));
         assert!(one == written(0) || one == model.sources[0].word(0), "half of it");
         assert!(one == written(0) || two != written(1), "not of one moment");

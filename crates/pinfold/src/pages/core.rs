@@ -11,7 +11,9 @@ use crate::base::fork::OwnerProcess;
 use crate::base::holders::Holders;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Waiters;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::NodePool;
 use crate::mapped::MappedOfCache;
@@ -70,14 +72,14 @@ impl Core {
         let worker_is_free = pressure.hook();
         let owner = OwnerProcess::here()?;
         Ok(Core {
-            forked: ErrorKind::Forked { owner: owner.pid() }.into(),
+            forked: Cause::Forked { owner: owner.pid() }.into(),
             owner,
             counters: Counters::new(),
             mappings: Mappings::new(),
             residency: Residency::new(pages),
             pressure,
             waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(options.barrier)),
+            readers: Arc::new(Readers::new(options.barrier())),
             deferred: Deferred::new(),
             mapped: MappedOfCache::new(frames.frames()),
             failures: Failures::new(),
@@ -126,7 +128,7 @@ impl Core {
     /// A reference to whatever folio is at `frame`, unless it is frozen.
     #[inline(always)]
     pub(crate) fn take_one(&self, frame: &Frame) -> bool {
-        take_one(self.options.reference, frame)
+        take_one(self.options.reference(), frame)
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none

@@ -70,7 +70,7 @@ impl Handle {
             short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
             counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
-            reference: core.options.reference,
+            reference: core.options.reference(),
             stream: Stream::new(window_max_bytes),
             core,
             mapping,

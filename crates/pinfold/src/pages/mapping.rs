@@ -19,7 +19,9 @@ use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
@@ -41,9 +43,7 @@ pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
 pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
         Ok(len_bytes) => check_len(len_bytes, path),
-        Err(cause) => {
-            Err(ErrorKind::Length { path: path.to_owned(), cause: Arc::new(cause) }.into())
-        }
+        Err(cause) => Err(Cause::Length { path: path.to_owned(), cause: Arc::new(cause) }.into()),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
 pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
     let most_bytes = LEN_MAX_BYTES;
     if len_bytes > most_bytes {
-        return Err(ErrorKind::TooLong { path: path.to_owned(), len_bytes, most_bytes }.into());
+        return Err(Cause::TooLong { path: path.to_owned(), len_bytes, most_bytes }.into());
     }
     Ok(len_bytes)
 }
@@ -496,7 +496,7 @@ impl MappingTable {
     }
 
     fn too_many(&self, path: PathBuf) -> Error {
-        ErrorKind::TooManyFiles { path, most: self.ids_end }.into()
+        Cause::TooManyFiles { path, most: self.ids_end }.into()
     }
 
     /// A number for a new mapping.
@@ -520,7 +520,7 @@ fn changed(mapping: &Mapping, identity: Option<&FileIdentity>, path: &Path) -> O
         return None;
     };
     (open != attached).then(|| {
-        ErrorKind::SourceChanged {
+        Cause::SourceChanged {
             path: path.to_owned(),
             key: key.clone(),
             open: open.clone(),

@@ -85,16 +85,16 @@ struct OfSystem {
      {asked_bytes} at {offset} met its end {}",
     if end == offset { "there, or it ends before".to_owned() } else { format!("at {end}") }
 )]
-pub struct Truncated {
+pub(crate) struct Truncated {
     /// Where the read began.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// How many bytes were asked for.
-    pub asked_bytes: u64,
+    pub(crate) asked_bytes: u64,
     /// Where the source ended when it was read: there, or, if that is where the read began, perhaps
     /// before.
-    pub end: u64,
+    pub(crate) end: u64,
     /// The length that the cache had recorded.
-    pub recorded_bytes: u64,
+    pub(crate) recorded_bytes: u64,
 }
 
 impl Truncated {
@@ -103,7 +103,7 @@ impl Truncated {
     ///
     /// # Errors
     /// If the source ended before both the end of the read and the recorded length.
-    pub fn check(
+    pub(crate) fn check(
         offset: u64,
         asked_bytes: u64,
         got_bytes: u64,

@@ -49,7 +49,7 @@ impl<'a> Extent<'a> {
     /// For all of `'a`, the memory stays mapped and initialised, no Rust reference to any of it
     /// other than to atomics exists, and all other accesses to it are atomic ones of aligned words,
     /// or of bytes where the ends of the extent are not aligned to 8.
-    pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Self {
+    pub(crate) unsafe fn new(address: NonNull<u8>, bytes: usize) -> Self {
         debug_assert!(isize::try_from(bytes).is_ok(), "no memory is {bytes} bytes long");
         Self { address, bytes, memory: PhantomData }
     }
@@ -141,7 +141,7 @@ impl<'a> Extent<'a> {
     ///
     /// # Panics
     /// If they do not lie inside.
-    pub fn zero(&self, at: usize, bytes: usize) {
+    pub(crate) fn zero(&self, at: usize, bytes: usize) {
         const ZEROS: [u8; 4096] = [0; 4096];
         let part = self.part(at, bytes);
         for begin in (0..bytes).step_by(ZEROS.len()) {

@@ -33,6 +33,7 @@ impl Memory {
     }
 
     /// A copy of what it holds now.
+    #[cfg(feature = "testing")]
     pub fn to_vec(&self) -> Vec<u8> {
         self.bytes.read().clone()
     }

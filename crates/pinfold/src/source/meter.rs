@@ -11,8 +11,8 @@ use std::time::Duration;
 // Not from `crate::base::sync`: no protocol depends on a counter, see `counters.rs`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets of [`LaneStats::latency`]: the last takes everything from 2^38 ns (275 s) on.
-pub const LATENCY_BUCKETS: usize = 40;
+/// Buckets of [`LaneStats::latency`].
+const LATENCY_BUCKETS: usize = 40;
 
 /// Counters of one kind of call.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ pub struct LaneStats {
     /// Time of the longest call.
     pub max_ns: u64,
     /// Number of calls by duration: bucket 0 counts 0 ns, bucket `n` counts 2^(n-1) ns to below 2^n
-    /// ns.
-    pub latency: [u64; LATENCY_BUCKETS],
+    /// ns, the last everything from 2^38 ns (275 s) on.
+    pub latency: [u64; 40],
 }
 
 /// What was counted for one file since it was first opened, over all its sources.

@@ -18,7 +18,7 @@
 //! The cache does not write yet: `write_at`, `write_extents_at`, `set_len` and `sync` are called by
 //! programs only.
 //!
-//! Sources that come with the cache: [`open_file`] for a file without a cache, and [`Memory`].
+//! [`Memory`] is a source that comes with the cache.
 
 // Belongs here: the `Source` trait, its implementations, opening files, requests that complete
 // later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
@@ -87,8 +87,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub(crate) use aligned::AlignedBuffer;
-pub use backing::Truncated;
-pub(crate) use backing::{Backing, LetGo};
+pub(crate) use backing::{Backing, LetGo, Truncated};
 pub(crate) use contents::Contents;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
@@ -96,13 +95,15 @@ pub use identity::SourceIdentity;
 pub(crate) use identity::{FileId, FileIdentity, FileKey};
 pub(crate) use later::read_later;
 pub use memory::Memory;
-pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
-pub use open::{Access, OpenError, Preference, open_file};
-pub(crate) use open::{Opened, find, look};
+pub use meter::{LaneStats, SourceStats};
+pub(crate) use open::{Access, OpenError, Opened, Preference, find, look};
 pub(crate) use own_ring::Reading;
+pub(crate) use request::Direction;
+pub use request::Request;
 pub(crate) use request::is_refusal;
 use request::overlong;
-pub use request::{Canceller, CompletionHandler, Direction, Request, Stop};
+#[cfg(all(test, not(loom)))]
+pub(crate) use request::{Canceller, Stop};
 pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 
@@ -420,6 +421,7 @@ pub trait Source: Send + Sync + Debug {
     /// `None`, the default: each attach is a file of its own.
     ///
     /// ```
+    /// use pinfold::ErrorKind;
     /// use pinfold::source::{Source, SourceIdentity};
     /// # use std::{borrow::Cow, io, sync::Arc};
     ///
@@ -452,7 +454,7 @@ pub trait Source: Send + Sync + Debug {
     /// let two = || Arc::new(Object { etag: "2", bytes: b"new" });
     /// let first = cache.attach("table", one())?;
     /// let again = cache.attach("table", one())?; // has the same pages
-    /// assert_eq!(cache.attach("table", two()).unwrap_err().code(), "source-changed");
+    /// assert_eq!(cache.attach("table", two()).unwrap_err().kind(), ErrorKind::Changed);
     /// drop((first, again));
     /// let file = cache.attach("table", two())?; // drops the pages of version 1
     /// let mut buf = [0; 3];
@@ -465,7 +467,7 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// The time limit of a request that a worker thread, the cache's ring or [`start`](Self::start)
-    /// carries out. When it has passed, the request is asked to stop (see [`Request::stop`]). Once
+    /// carries out. When it has passed, the request is asked to stop (see [`Request::is_stopped`]). Once
     /// its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`, the
     /// default, is no limit.
     ///
@@ -475,7 +477,7 @@ pub trait Source: Send + Sync + Debug {
     /// a deadline must keep it in these calls, and return the same kind of error:
     ///
     /// ```
-    /// use pinfold::{ErrorKind, source::Source};
+    /// use pinfold::source::Source;
     /// # use std::{borrow::Cow, io, sync::Arc};
     /// use std::sync::mpsc::{Sender, channel};
     /// use std::time::Duration;
@@ -511,8 +513,7 @@ pub trait Source: Send + Sync + Debug {
     /// let (asks, _nobody_answers) = channel();
     /// let file = cache.attach("silent", Arc::new(Asking(asks)))?;
     /// let error = file.read_at(&mut [0; 8], 0).unwrap_err();
-    /// let ErrorKind::Read { cause, .. } = error.kind() else { panic!() };
-    /// assert_eq!(cause.kind(), io::ErrorKind::TimedOut);
+    /// assert_eq!(error.io_kind(), io::ErrorKind::TimedOut);
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     fn deadline(&self) -> Option<Duration> {
@@ -520,7 +521,7 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
-    /// are slow or may hang should check [`Request::stop`] from time to time, and return an error
+    /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an error
     /// when it is set. No byte of the request may be moved after that return.
     ///
     /// The default is [`read_extents_at`](Self::read_extents_at) or

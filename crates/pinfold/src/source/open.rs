@@ -61,7 +61,7 @@ const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Access {
+pub(crate) enum Access {
     /// To be read only.
     #[default]
     Read,
@@ -71,15 +71,11 @@ pub enum Access {
 
 /// Whether a file is read by direct I/O or through the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Preference {
-    /// By direct I/O where the file system supports it, else through the kernel's page cache; from
-    /// when a direct read is refused, if that is later. [`Cache::sources`](crate::Cache::sources)
-    /// says which. The end of a file that is being appended to is read through the kernel's page
-    /// cache, too: a direct read would make the kernel write out each append by itself.
+pub(crate) enum Preference {
+    /// By direct I/O where that can be had.
     #[default]
     Auto,
-    /// By direct I/O, or not at all. So it is an error if the file is open already and read through
-    /// the kernel's page cache, and if a direct read is refused later.
+    /// By direct I/O, or not at all.
     Direct,
     /// Through the kernel's page cache.
     Buffered,
@@ -87,8 +83,7 @@ pub enum Preference {
 
 /// Why a file was not opened.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
+pub(crate) enum OpenError {
     /// The system returned an error.
     #[error("cannot open {}: {cause}", path.display())]
     System {
@@ -170,36 +165,6 @@ pub(crate) struct Opened {
     pub(super) fine_times: bool,
     /// For threads that wait for many reads at once, if they have rings of their own.
     pub(super) own_rings: Option<Arc<Descriptor>>,
-}
-
-/// Opens the file or block device at `path`, which must exist, as a source by itself: to be read or
-/// written without a cache, or to be a part of a source of the program's own. To read the file
-/// through a cache, use [`Cache::open`](crate::Cache::open) instead: then the cache can read ahead
-/// with `io_uring`, and all opens of the file share its pages.
-///
-/// ```
-/// use pinfold::source::{Access, Preference, Source, open_file};
-///
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let path = dir.path().join("file");
-/// # std::fs::write(&path, "hello").unwrap();
-/// let file = open_file(&path, Access::ReadWrite, Preference::Buffered)?;
-/// file.write_at(4, b" there")?;
-/// assert_eq!(file.len_bytes()?, 10);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// The system refuses, it is no file, its length is not known, or direct I/O is demanded and cannot
-/// be had.
-pub fn open_file(
-    path: impl AsRef<Path>,
-    access: Access,
-    preference: Preference,
-) -> Result<Arc<dyn Source>, OpenError> {
-    let without = Err("opened without a cache".to_owned());
-    let path = path.as_ref();
-    Ok(find(path, access)?.open_with(path, preference, without)?.source)
 }
 
 /// Opens the file or block device at `path`, which must exist.

@@ -37,7 +37,7 @@ fn each(cache: &Cache, mut open: impl FnMut(usize) -> File) -> (usize, usize) {
 fn what_is_kept_for_each_file_is_counted() {
     let name = "what_is_kept_for_each_file_is_counted";
     let signal = alone(module_path!(), name, || {
-        let cache = Cache::new(Options::new(8 << 20).io_uring(false)).unwrap();
+        let cache = Cache::new(Options { io_uring: false, ..Options::new(8 << 20) }).unwrap();
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = |n: usize| dir.path().join(n.to_string());
         (0..=FILES).for_each(|n| std::fs::write(path(n), vec![7; 10_000]).unwrap());

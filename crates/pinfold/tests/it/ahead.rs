@@ -95,10 +95,10 @@ impl Subject {
     fn with(way: Way, budget: u64, len: u64) -> Self {
         let cache = Cache::new(Options::new(budget)).unwrap();
         let file = cache.attach("zeros", Arc::new(Zeros(len))).unwrap();
-        let space = |options: SpaceOptions| Space::new(&cache, options).unwrap();
+        let space = |options: SpaceOptions| Space::with(&cache, options).unwrap();
         let map = match way {
-            Map => Some(space(SpaceOptions::new())),
-            MapByHandlers => Some(space(SpaceOptions::new().handlers(1))),
+            Map => Some(space(SpaceOptions::default())),
+            MapByHandlers => Some(space(SpaceOptions { handlers: 1, ..SpaceOptions::default() })),
             _ => None,
         };
         let map = map.map(|space| space.map_file(&file, 0..len).unwrap());

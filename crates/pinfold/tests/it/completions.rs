@@ -4,9 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pinfold::{Cache, Completions, ErrorKind, File, Hint, Options, Outcome};
+use pinfold::{Cache, Completion, Completions, ErrorKind, File, Hint, Options};
 use pinfold_testing::pattern::Pattern;
 use pinfold_testing::queue::Queue;
+use pinfold_testing::told::number_after;
 use rustix::event::epoll;
 
 const PAGE: u64 = 4096;
@@ -54,13 +55,13 @@ impl Loop {
     }
 
     /// What has ended, once something has.
-    fn ended(&mut self) -> Vec<(u64, Outcome)> {
+    fn ended(&mut self) -> Vec<(u64, Completion)> {
         assert!(self.wait(None));
-        self.completions.by_ref().map(|it| (it.user_data, it.outcome)).collect()
+        self.completions.by_ref().collect()
     }
 
     /// So many that end, in the order of their numbers.
-    fn ended_in_all(&mut self, number: usize) -> Vec<(u64, Outcome)> {
+    fn ended_in_all(&mut self, number: usize) -> Vec<(u64, Completion)> {
         let mut all = Vec::new();
         // Ends: they end.
         while all.len() < number {
@@ -82,12 +83,13 @@ fn what_ends_is_told_once() {
     all.completions.get(&file, 64, 4);
     assert_eq!(all.completions.len(), 4);
     let ended = all.ended();
-    let [(4, Outcome::Page(Err(error)))] = &ended[..] else { panic!("{ended:?}") };
-    assert!(matches!(error.kind(), ErrorKind::BeyondEnd { page: 64, .. }), "{error:?}");
+    let [(4, Completion::Page(Err(error)))] = &ended[..] else { panic!("{ended:?}") };
+    assert_eq!(error.kind(), ErrorKind::BeyondEnd, "{error:?}");
+    assert_eq!(number_after(&error, "no page "), 64);
     assert!(!all.is_told(), "the others are on their way");
     queue.let_go();
     let ended = all.ended_in_all(2);
-    let [(1, Outcome::Page(Ok(first))), (3, Outcome::Page(Ok(again)))] = &ended[..] else {
+    let [(1, Completion::Page(Ok(first))), (3, Completion::Page(Ok(again)))] = &ended[..] else {
         panic!("{ended:?}")
     };
     pattern().check(40 * PAGE, first).unwrap();
@@ -96,9 +98,9 @@ fn what_ends_is_told_once() {
     assert!(!all.is_told() && all.completions.len() == 1);
     queue.let_go();
     let ended = all.ended();
-    let [(2, Outcome::Read { buf, result: Ok(6000) })] = &ended[..] else { panic!("{ended:?}") };
+    let [(2, Completion::Read { buf, result: Ok(6000) })] = &ended[..] else { panic!("{ended:?}") };
     pattern().check(40 * PAGE + 10, buf).unwrap();
-    assert!(!all.is_told() && all.completions.is_empty());
+    assert!(!all.is_told() && all.completions.len() == 0);
 }
 
 #[test]
@@ -113,14 +115,15 @@ fn a_batch_ends_with_all_of_its_pages_or_an_error() {
     assert_eq!((all.completions.cancel(4), all.completions.len()), (1, 3));
     // Two need nothing of the queue.
     let ended = all.ended_in_all(2);
-    let [(2, Outcome::Pages(Err(error))), (3, Outcome::Pages(Ok(none)))] = &ended[..] else {
+    let [(2, Completion::Pages(Err(error))), (3, Completion::Pages(Ok(none)))] = &ended[..] else {
         panic!("{ended:?}")
     };
-    assert!(matches!(error.kind(), ErrorKind::BeyondEnd { page: 64, .. }), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::BeyondEnd, "{error:?}");
+    assert_eq!(number_after(&error, "no page "), 64);
     assert!(none.is_empty() && !all.is_told());
     queue.let_go();
     let ended = all.ended_in_all(1);
-    let [(1, Outcome::Pages(Ok(got)))] = &ended[..] else { panic!("{ended:?}") };
+    let [(1, Completion::Pages(Ok(got)))] = &ended[..] else { panic!("{ended:?}") };
     assert_eq!(got.len(), pages.len());
     for (page, got) in pages.iter().zip(got) {
         pattern().check(page * PAGE, got).unwrap();
@@ -140,7 +143,9 @@ fn an_error_is_told_with_the_buffer() {
     assert!(!all.is_told());
     queue.fail("the queue is broken");
     let ended = all.ended();
-    let [(1, Outcome::Read { buf, result: Err(error) })] = &ended[..] else { panic!("{ended:?}") };
+    let [(1, Completion::Read { buf, result: Err(error) })] = &ended[..] else {
+        panic!("{ended:?}")
+    };
     assert_eq!(buf.len(), 100);
     assert!(error.to_string().contains("the queue is broken"), "{error}");
 }
@@ -159,7 +164,10 @@ fn what_is_given_up_is_not_told_and_leaves_nothing() {
     queue.let_go();
     for (user_data, outcome) in all.ended_in_all(8) {
         assert_eq!(user_data, 0);
-        assert!(matches!(&outcome, Outcome::Page(Ok(_)) | Outcome::Read { result: Ok(10), .. }));
+        assert!(matches!(
+            &outcome,
+            Completion::Page(Ok(_)) | Completion::Read { result: Ok(10), .. }
+        ));
     }
     // What has ended and was not taken is given up, too.
     all.completions.get(&file, 0, 5);
@@ -188,7 +196,7 @@ fn a_page_outlives_what_told_of_it() {
     queue.let_go();
     let page = all.ended().pop();
     drop((all, file, cache));
-    let Some((1, Outcome::Page(Ok(page)))) = page else { panic!("{page:?}") };
+    let Some((1, Completion::Page(Ok(page)))) = page else { panic!("{page:?}") };
     pattern().check(9 * PAGE, &page).unwrap();
 }
 
@@ -238,23 +246,24 @@ fn event_loops_beside_threads_get_the_right_bytes() {
                         over += 1;
                         let offset = offset(n, thread);
                         match outcome {
-                            Outcome::Page(page) => {
+                            Completion::Page(page) => {
                                 pattern().check(offset / PAGE * PAGE, &page.unwrap()).unwrap();
                             }
-                            Outcome::Pages(pages) => {
+                            Completion::Pages(pages) => {
                                 for (page, got) in of_batch(offset).iter().zip(pages.unwrap()) {
                                     pattern().check(page * PAGE, &got).unwrap();
                                 }
                             }
-                            Outcome::Read { buf, result } => {
+                            Completion::Read { buf, result } => {
                                 assert_eq!(result.unwrap() as u64, 5000.min(BYTES - offset));
                                 let got = buf.len().min((BYTES - offset) as usize);
                                 pattern().check(offset, &buf[..got]).unwrap();
                             }
+                            other => panic!("{other:?}"),
                         }
                     }
                 }
-                assert!(all.completions.is_empty() && all.completions.next().is_none());
+                assert!(all.completions.len() == 0 && all.completions.next().is_none());
                 assert!(!all.is_told());
             });
             scope.spawn(move || {

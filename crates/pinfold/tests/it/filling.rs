@@ -385,7 +385,8 @@ impl Source for Shut {
 fn what_is_not_read_ahead_for_want_of_room_is_no_failed_fill() {
     in_time(|| {
         // Single pages, so that there are more requests than a source may have.
-        let cache = Cache::new(Options::new(16 << 20).readahead_max_bytes(4096)).unwrap();
+        let cache =
+            Cache::new(Options { readahead_max_bytes: 4096, ..Options::new(16 << 20) }).unwrap();
         let source = Arc::new(Shut::default());
         let file = cache.attach("shut", source.clone()).unwrap();
         file.advise(0..1000 * PAGE, Hint::WillNeed).unwrap();

@@ -6,22 +6,21 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pinfold::source::Preference;
 use pinfold::{Cache, Changed, File, FileOptions, Options};
 
-const WAYS: [Preference; 2] = [Preference::Auto, Preference::Buffered];
+const WAYS: [Option<bool>; 2] = [None, Some(false)];
 
 /// A cache, and a directory on the file system of the build, where files are read directly.
 struct Ground {
     cache: Cache,
     dir: tempfile::TempDir,
-    preference: Preference,
+    direct: Option<bool>,
 }
 
 impl Ground {
-    fn new(preference: Preference) -> Self {
+    fn new(direct: Option<bool>) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Ground { cache: Cache::new(Options::new(8 << 20)).unwrap(), dir, preference }
+        Ground { cache: Cache::new(Options::new(8 << 20)).unwrap(), dir, direct }
     }
 
     /// A file of this name with these bytes.
@@ -32,7 +31,7 @@ impl Ground {
     }
 
     fn open(&self, path: &Path) -> File {
-        self.cache.open_with(path, FileOptions::default().preference(self.preference)).unwrap()
+        self.cache.open_with(path, FileOptions { direct: self.direct }).unwrap()
     }
 
     fn resident(&self) -> u64 {
@@ -114,9 +113,9 @@ const CHANGES: [Change; 8] = [
 #[test]
 fn a_file_that_was_closed_is_opened_as_it_is() {
     for (n, (what, change)) in CHANGES.iter().enumerate() {
-        for preference in WAYS {
-            println!("{what}, {preference:?}");
-            let ground = Ground::new(preference);
+        for direct in WAYS {
+            println!("{what}, {direct:?}");
+            let ground = Ground::new(direct);
             let path = ground.file(&n.to_string(), OLD);
             check(&ground.open(&path), OLD);
             let now = change(&path);
@@ -128,9 +127,9 @@ fn a_file_that_was_closed_is_opened_as_it_is() {
 #[test]
 fn an_open_shows_what_has_changed_to_all_handles() {
     for (n, (what, change)) in CHANGES[..6].iter().enumerate() {
-        for preference in WAYS {
-            println!("{what}, {preference:?}");
-            let ground = Ground::new(preference);
+        for direct in WAYS {
+            println!("{what}, {direct:?}");
+            let ground = Ground::new(direct);
             let path = ground.file(&n.to_string(), OLD);
             let file = ground.open(&path);
             check(&file, OLD);
@@ -147,17 +146,17 @@ fn an_open_shows_what_has_changed_to_all_handles() {
 #[test]
 fn a_refresh_tells_what_has_changed_and_shows_it() {
     for (n, (what, change)) in CHANGES.iter().enumerate() {
-        for preference in WAYS {
-            println!("{what}, {preference:?}");
-            let ground = Ground::new(preference);
+        for direct in WAYS {
+            println!("{what}, {direct:?}");
+            let ground = Ground::new(direct);
             let path = ground.file(&n.to_string(), OLD);
             let file = ground.open(&path);
             let clone = file.clone();
             tick(&path);
             check(&file, OLD);
-            assert_eq!(file.refresh().unwrap().changed, Changed::No);
+            assert_eq!(file.refresh().unwrap(), Changed::No);
             check(&file, OLD);
-            assert_eq!(file.refresh().unwrap().changed, Changed::No);
+            assert_eq!(file.refresh().unwrap(), Changed::No);
             let misses = ground.cache.stats().misses;
             check(&file, OLD);
             assert_eq!(ground.cache.stats().misses, misses, "nothing was dropped");
@@ -169,17 +168,17 @@ fn a_refresh_tells_what_has_changed_and_shows_it() {
                 "replaced by another" | "deleted and made again" => Changed::Replaced,
                 _ => Changed::Rewritten,
             };
-            assert_eq!(told.changed, wanted);
+            assert_eq!(told, wanted);
             if wanted == Changed::Replaced {
                 // These handles have the old file.
                 check(&file, OLD);
                 check(&ground.open(&path), &now);
-                assert_eq!(clone.refresh().unwrap().changed, Changed::Replaced);
+                assert_eq!(clone.refresh().unwrap(), Changed::Replaced);
             } else {
-                assert_eq!(told.len, now.len() as u64);
+                assert_eq!(file.len(), now.len() as u64);
                 check(&file, &now);
                 check(&clone, &now);
-                assert_eq!(clone.refresh().unwrap().changed, Changed::No, "it was told once");
+                assert_eq!(clone.refresh().unwrap(), Changed::No, "it was told once");
             }
         }
     }
@@ -188,14 +187,14 @@ fn a_refresh_tells_what_has_changed_and_shows_it() {
 /// A log is read by what is appended alone.
 #[test]
 fn a_refresh_of_a_file_that_was_appended_to_keeps_the_rest() {
-    let ground = Ground::new(Preference::Auto);
+    let ground = Ground::new(None);
     let old = vec![b'a'; 1_000_000];
     let path = ground.file("log", &old);
     let file = ground.open(&path);
     check(&file, &old);
     let cached = ground.resident();
     fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
-    assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+    assert_eq!(file.refresh().unwrap(), Changed::Grown);
     let dropped = cached - ground.resident();
     assert!(dropped > 0 && dropped <= cached / 4, "{dropped} of {cached}");
     let mut end = [0; 8];
@@ -218,14 +217,14 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     ];
     for (what, regrow) in regrown {
         println!("{what}");
-        let ground = Ground::new(Preference::Auto);
+        let ground = Ground::new(None);
         let old = vec![b'a'; 1_000_000];
         let path = ground.file("file", &old);
         let file = ground.open(&path);
         check(&file, &old);
         let now = regrow(1_200_000);
         fs::write(&path, &now).unwrap();
-        assert_eq!(file.refresh().unwrap().changed, Changed::Rewritten);
+        assert_eq!(file.refresh().unwrap(), Changed::Rewritten);
         check(&file, &now);
     }
 }
@@ -241,10 +240,10 @@ fn change_and_append(file: &fs::File, now: &mut Vec<u8>) {
 /// A refresh compares a part of what is cached with a file that has grown; an open trusts none of it.
 #[test]
 fn an_open_does_not_trust_that_a_file_has_only_grown() {
-    for preference in WAYS {
+    for direct in WAYS {
         for closed in [false, true] {
-            println!("{preference:?}, closed {closed}");
-            let ground = Ground::new(preference);
+            println!("{direct:?}, closed {closed}");
+            let ground = Ground::new(direct);
             let mut now = vec![b'a'; 1_000_000];
             let path = ground.file("log", &now);
             let file = ground.open(&path);
@@ -253,7 +252,7 @@ fn an_open_does_not_trust_that_a_file_has_only_grown() {
             change_and_append(&other, &mut now);
             // Times that are settled, on any kernel.
             tick(&path);
-            assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+            assert_eq!(file.refresh().unwrap(), Changed::Grown);
             let kept = (!closed).then_some(file);
             let again = ground.open(&path);
             check(&again, &now);
@@ -270,7 +269,7 @@ fn an_open_does_not_trust_that_a_file_has_only_grown() {
 
 #[test]
 fn a_refresh_goes_by_the_path_of_its_handle() {
-    let ground = Ground::new(Preference::Auto);
+    let ground = Ground::new(None);
     let (path, hard, link) =
         (ground.file("one", OLD), ground.dir.path().join("hard"), ground.dir.path().join("link"));
     fs::hard_link(&path, &hard).unwrap();
@@ -281,7 +280,7 @@ fn a_refresh_goes_by_the_path_of_its_handle() {
     let other = ground.file("other", b"other");
     fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(&other, &link).unwrap();
-    let changed = |file: &File| file.refresh().unwrap().changed;
+    let changed = |file: &File| file.refresh().unwrap();
     assert_eq!(
         [&by_path, &by_hard, &by_link].map(changed),
         [Changed::No, Changed::No, Changed::Replaced]
@@ -294,7 +293,7 @@ fn a_refresh_goes_by_the_path_of_its_handle() {
 
 #[test]
 fn an_invalidation_counts_what_a_new_length_drops() {
-    let ground = Ground::new(Preference::Auto);
+    let ground = Ground::new(None);
     let path = ground.file("file", OLD);
     let file = ground.open(&path);
     check(&file, OLD);
@@ -308,7 +307,7 @@ fn an_invalidation_counts_what_a_new_length_drops() {
     tick(&path);
     fs::write(&path, OLD).unwrap();
     file.invalidate(0..i64::MAX as u64).unwrap();
-    assert_eq!(file.refresh().unwrap().changed, Changed::No);
+    assert_eq!(file.refresh().unwrap(), Changed::No);
     check(&file, OLD);
 }
 
@@ -338,7 +337,7 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
     for (what, moved) in moves {
         for told in [false, true] {
             println!("{what}, told that it has grown: {told}");
-            let ground = Ground::new(Preference::Auto);
+            let ground = Ground::new(None);
             fs::create_dir(ground.dir.path().join("dir")).unwrap();
             let mut now = vec![b'a'; 1_000_000];
             let path = ground.file("dir/log", &now);
@@ -348,7 +347,7 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
             change_and_append(&other, &mut now);
             tick(&path);
             if told {
-                assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+                assert_eq!(file.refresh().unwrap(), Changed::Grown);
             }
             moved(&path);
             // Its attributes are settled, on any kernel.
@@ -360,11 +359,11 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
             while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            assert_eq!(file.refresh().unwrap(), Changed::Replaced);
             check(&file, &now);
             // It is told again, and what was read since is kept.
             let misses = ground.cache.stats().misses;
-            assert_eq!(file.refresh().unwrap().changed, Changed::Replaced);
+            assert_eq!(file.refresh().unwrap(), Changed::Replaced);
             check(&file, &now);
             assert_eq!(ground.cache.stats().misses, misses, "it was read again");
         }
@@ -374,7 +373,7 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
 #[test]
 fn a_refresh_tells_of_an_append_that_an_invalidation_has_seen() {
     for (cut, changed) in [(None, Changed::Grown), (Some(600_000), Changed::Rewritten)] {
-        let ground = Ground::new(Preference::Auto);
+        let ground = Ground::new(None);
         let path = ground.file("log", &vec![b'a'; 1_000_000]);
         let file = ground.open(&path);
         check(&file, &vec![b'a'; 1_000_000]);
@@ -389,7 +388,7 @@ fn a_refresh_tells_of_an_append_that_an_invalidation_has_seen() {
         let cached = ground.resident();
         (&other).write_all(&vec![b'a'; 400_000]).unwrap();
         for changed in [changed, Changed::No] {
-            assert_eq!(file.refresh().unwrap().changed, changed, "{cut:?}");
+            assert_eq!(file.refresh().unwrap(), changed, "{cut:?}");
         }
         assert!(
             cut.is_some() || ground.resident() >= cached - (128 << 10),
@@ -410,7 +409,7 @@ fn a_refresh_tells_of_a_growth_of_a_source_that_an_invalidation_has_seen() {
     file.invalidate(0..4096).unwrap();
     assert_eq!(file.len(), 150_000);
     let told = [Changed::Grown, Changed::No];
-    assert_eq!([(); 2].map(|()| file.refresh().unwrap().changed), told);
+    assert_eq!([(); 2].map(|()| file.refresh().unwrap()), told);
 }
 
 /// How many descriptors the process has of files in the directory of `ground`, deleted or not.
@@ -423,8 +422,8 @@ fn descriptors(ground: &Ground) -> usize {
 
 #[test]
 fn a_deleted_file_goes_with_its_last_handle() {
-    for preference in WAYS {
-        let ground = Ground::new(preference);
+    for direct in WAYS {
+        let ground = Ground::new(direct);
         let path = ground.file("file", OLD);
         let (file, other) = (ground.open(&path), ground.open(&path));
         check(&file, OLD);

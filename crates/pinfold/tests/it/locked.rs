@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pinfold::source::Memory;
-use pinfold::{Cache, Hint, Options, Space, SpaceOptions};
+use pinfold::{Cache, Hint, Options, Space};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: usize = 4096;
@@ -28,9 +28,10 @@ fn maps_of_a_program_that_has_locked_its_memory() {
     }
     for handlers in [0, 2] {
         let swap = Arc::new(Memory::new(Vec::new()));
-        let options = Options::new(8 << 20).swap_source(swap, 32 << 20);
+        let options =
+            Options { swap_source: Some(swap), swap_bytes: 32 << 20, ..Options::new(8 << 20) };
         let cache = Cache::new(options).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new().handlers(handlers)).unwrap();
+        let space = Space::new(&cache, handlers).unwrap();
         let pattern = Pattern::new(7, 0);
         let bytes = pattern.to_vec(24 * MIB);
 
@@ -38,11 +39,11 @@ fn maps_of_a_program_that_has_locked_its_memory() {
         for (page, bytes) in bytes.chunks(PAGE).enumerate() {
             memory.write_at(bytes, page * PAGE).unwrap();
         }
-        assert!(in_memory(memory.as_ptr(), 24 * MIB) <= 8 * MIB);
+        assert!(in_memory(memory.as_mut_ptr(), 24 * MIB) <= 8 * MIB);
         // SAFETY: nobody stores to it.
-        assert!(unsafe { memory.as_slice() } == bytes);
+        assert!(unsafe { memory.as_mut_slice() } == bytes);
         memory.page_out(0..24 * MIB).unwrap();
-        assert_eq!(in_memory(memory.as_ptr(), 24 * MIB), 0);
+        assert_eq!(in_memory(memory.as_mut_ptr(), 24 * MIB), 0);
         let mut back = vec![0; MIB];
         memory.read_at(&mut back, 5 * MIB).unwrap();
         assert!(back == bytes[5 * MIB..6 * MIB]);

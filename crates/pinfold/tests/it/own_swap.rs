@@ -14,8 +14,12 @@ const MIB: usize = 1 << 20;
 /// A cache of 8 MiB whose swap of 4 MiB fails as told.
 fn faulty(options: SpaceOptions) -> (Arc<Faulty>, Space) {
     let swap = Arc::new(Faulty::new(Arc::new(Memory::new(Vec::new()))));
-    let options_of_cache = Options::new(8 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
-    let space = Space::new(&Cache::new(options_of_cache).unwrap(), options).unwrap();
+    let options_of_cache = Options {
+        swap_source: Some(swap.clone()),
+        swap_bytes: 4 * MIB as u64,
+        ..Options::new(8 * MIB as u64)
+    };
+    let space = Space::with(&Cache::new(options_of_cache).unwrap(), options).unwrap();
     (swap, space)
 }
 
@@ -33,7 +37,8 @@ fn word(map: &AnonMap, page: usize) -> &AtomicU64 {
 /// Whether a system call can read a page of a map whose faults threads serve.
 fn system_call_reads(map: &AnonMap, page: usize) -> bool {
     // SAFETY: within the map; the kernel reads it, and nobody stores to it.
-    let bytes = unsafe { std::slice::from_raw_parts(map.as_ptr().wrapping_add(page * PAGE), PAGE) };
+    let bytes =
+        unsafe { std::slice::from_raw_parts(map.as_mut_ptr().wrapping_add(page * PAGE), PAGE) };
     rustix::io::write(tempfile::tempfile().unwrap(), bytes) == Ok(PAGE)
 }
 
@@ -45,8 +50,8 @@ fn a_poisoned_page_is_brought_back_by_what_can_read_it() {
     let will_need = |map: &AnonMap, page| map.advise(page * PAGE..page * PAGE + 1, Hint::WillNeed);
     let ways: [fn(&AnonMap, usize) -> pinfold::Result<()>; 3] = [read, hold, will_need];
     for (n, brings) in ways.into_iter().enumerate() {
-        let (swap, space) = faulty(SpaceOptions::new().handlers(1));
-        if !space.serves_system_calls() {
+        let (swap, space) = faulty(SpaceOptions { handlers: 1, ..SpaceOptions::default() });
+        if !space.stats().serves_system_calls {
             return; // this process may not have it
         }
         let map = space.map_anon(16 * MIB).unwrap();
@@ -125,9 +130,13 @@ fn while_the_swap_hangs_files_are_read_and_own_memory_has_what_is_clean() {
     const OWN: usize = 20 * MIB;
     const THREADS: usize = 12;
     let swap = Hangs::new();
-    let options = Options::new(32 * MIB as u64).swap_source(swap.clone(), 64 * MIB as u64);
+    let options = Options {
+        swap_source: Some(swap.clone()),
+        swap_bytes: 64 * MIB as u64,
+        ..Options::new(32 * MIB as u64)
+    };
     let cache = Cache::new(options).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; 64 * MIB]))).unwrap();
     let own = space.map_anon(OWN).unwrap();
     let map = space.map_file(&file, 0..file.len()).unwrap();
@@ -162,24 +171,28 @@ fn while_the_swap_hangs_files_are_read_and_own_memory_has_what_is_clean() {
         let read = runtime.block_on(file.read_at_async(&mut bytes, at as u64));
         assert_eq!(read.unwrap(), MIB);
     }
-    let stats = cache.swap_stats().unwrap();
+    let stats = cache.stats();
     println!("{stats:?}");
-    assert_eq!(stats.writes, 0, "a write has ended");
+    assert_eq!(stats.swap_writes, 0, "a write has ended");
     swap.go_on();
     own.page_out(0..OWN).unwrap();
     for page in 0..OWN / PAGE {
         assert_eq!(word(&own, page).load(Ordering::Relaxed), page as u64 + 1, "page {page}");
     }
-    assert!(cache.swap_stats().unwrap().pages_written > 0);
+    assert!(cache.stats().swap_pages_written > 0);
 }
 
 /// What files have of 64 MiB once 56 MiB of own memory were stored to, and all but a page of each 2
 /// MiB were given up; and the swap is well, full, fails, or hangs.
 fn files_have(swap: Arc<dyn Source>, swap_bytes: usize) -> usize {
     const OWN: usize = 56 * MIB;
-    let options = Options::new(64 * MIB as u64).swap_source(swap, swap_bytes as u64);
+    let options = Options {
+        swap_source: Some(swap),
+        swap_bytes: swap_bytes as u64,
+        ..Options::new(64 * MIB as u64)
+    };
     let cache = Cache::new(options).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let own = space.map_anon(OWN).unwrap();
     own.advise(0..OWN, Hint::Sequential).unwrap();
     for page in 0..OWN / PAGE {
@@ -230,9 +243,13 @@ fn much_dirty_memory_that_a_full_swap_does_not_take_lets_clean_pages_leave() {
     const OWN: usize = 448 * MIB;
     const FILE: usize = 48 * MIB;
     let swap = Arc::new(Memory::new(Vec::new()));
-    let options = Options::new(512 * MIB as u64).swap_source(swap, PAGE as u64);
+    let options = Options {
+        swap_source: Some(swap),
+        swap_bytes: PAGE as u64,
+        ..Options::new(512 * MIB as u64)
+    };
     let cache = Cache::new(options).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let own = space.map_anon(OWN).unwrap();
     let attach = |name| cache.attach(name, Arc::new(Memory::new(vec![7; FILE]))).unwrap();
     let files = ["used", "new", "newer"].map(attach);

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use pinfold::{Cache, FileOptions, Options, source::Preference};
+use pinfold::{Cache, FileOptions, Options};
 use pinfold_testing::pattern::Pattern;
 
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
@@ -73,9 +73,9 @@ fn a_block_device_is_as_long_as_it_is_and_reads_as_a_file() {
             return;
         }
     };
-    for preference in [Preference::Auto, Preference::Buffered] {
+    for direct in [None, Some(false)] {
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
-        let options = FileOptions::default().preference(preference);
+        let options = FileOptions { direct };
         let file = cache.open_with(&device.path, options).unwrap();
         assert_eq!(file.len(), LENGTH as u64);
         let mut bytes = vec![0; BYTES];

@@ -69,7 +69,8 @@ fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
             started.wait();
             for _ in 0..100 {
                 in_a_child(|| {
-                    let cache = Cache::new(Options::new(4 << 20).track_pins(true)).unwrap();
+                    let cache =
+                        Cache::new(Options { track_pins: true, ..Options::new(4 << 20) }).unwrap();
                     let memory = Arc::new(Memory::new(vec![2; 1 << 16]));
                     let file = cache.attach("own", memory).unwrap();
                     file.advise(0..1 << 16, Hint::WillNeed).unwrap();

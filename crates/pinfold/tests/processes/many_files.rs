@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pinfold::{Cache, Clients, ErrorKind, File, Options, Space, SpaceOptions};
+use pinfold::{Cache, Clients, ErrorKind, File, Options, Space};
 use pinfold_testing::pattern::Pattern;
 
 use crate::alone::alone;
@@ -115,7 +115,7 @@ fn what_is_cached_stays_when_the_process_has_no_descriptor_left() {
             own.push(file);
         }
         let error = cache.open(files.path(1)).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Open(_)), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Open, "{error:?}");
         assert!(error.to_string().contains("Too many open files"), "{error}");
         check(&kept, 0);
         drop(own);
@@ -161,7 +161,7 @@ fn a_file_that_could_not_be_served_can_be_mapped() {
         let files = Files::new(1);
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
         let file = cache.open(files.path(0)).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         let mut failed = 0;
         // Ends: from some number of free descriptors on there are enough.
         for free in 0.. {
@@ -178,6 +178,6 @@ fn a_file_that_could_not_be_served_can_be_mapped() {
         }
         assert!(failed > 1, "no memory file, and then no eventfd: {failed}");
         let error = space.map_file(&file, 0..4096).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::MappedOrServed { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     });
 }

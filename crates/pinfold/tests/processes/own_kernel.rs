@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinfold::source::Memory;
-use pinfold::{AnonMap, Cache, Hint, Options, Protection, Space, SpaceOptions};
+use pinfold::{AnonMap, Cache, Hint, Options, Protection, Space};
 
 use crate::child::in_a_child;
 
@@ -19,8 +19,12 @@ const BYTES: usize = PAGES * PAGE;
 
 fn map(handlers: usize) -> (Space, AnonMap) {
     let source = Arc::new(Memory::new(Vec::new()));
-    let cache = Cache::new(Options::new(16 * MIB as u64).swap_source(source, 8 * MIB as u64));
-    let space = Space::new(&cache.unwrap(), SpaceOptions::new().handlers(handlers)).unwrap();
+    let cache = Cache::new(Options {
+        swap_source: Some(source),
+        swap_bytes: 8 * MIB as u64,
+        ..Options::new(16 * MIB as u64)
+    });
+    let space = Space::new(&cache.unwrap(), handlers).unwrap();
     let map = space.map_anon(BYTES).unwrap();
     map.advise(0..BYTES, Hint::Random).unwrap();
     (space, map)
@@ -48,7 +52,7 @@ fn page_out(map: &AnonMap) -> usize {
 /// How many pages are protected against stores.
 fn protected(map: &AnonMap) -> usize {
     let mut entries = vec![0; PAGES * 8];
-    let at = map.as_ptr().addr() / PAGE * 8;
+    let at = map.as_mut_ptr().addr() / PAGE * 8;
     File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, at as u64).unwrap();
     let entries = entries.as_chunks::<8>().0.iter();
     entries.filter(|entry| u64::from_ne_bytes(**entry) & 1 << 57 != 0).count()
@@ -130,7 +134,7 @@ fn no_store_is_lost_to_ksm() {
 
 /// Whether KSM may merge the memory.
 fn is_mergeable(map: &AnonMap) -> bool {
-    let start = format!("{:x}-", map.as_ptr().addr());
+    let start = format!("{:x}-", map.as_mut_ptr().addr());
     let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let its = all.split_once(&start).expect("it is mapped").1;
     its.lines().find(|line| line.starts_with("VmFlags:")).unwrap().contains(" mg")
@@ -331,7 +335,7 @@ fn what_a_debugger_stores_is_refused_or_not_lost() {
         assert_eq!(differ(&map, 1), 0);
         let memory = File::options().write(true).open("/proc/self/mem").unwrap();
         let stored = (0..PAGES).map(|page| {
-            let at = map.as_ptr().addr() + page * PAGE;
+            let at = map.as_mut_ptr().addr() + page * PAGE;
             memory.write_all_at(&2_u64.to_ne_bytes(), at as u64).is_ok()
         });
         let stored: Vec<bool> = stored.collect();
@@ -467,7 +471,7 @@ fn seal(map: &AnonMap) -> bool {
     /// `mseal(2)` (Linux 6.10).
     const MSEAL: libc::c_long = 462;
     // SAFETY: addresses of the map, which the process keeps.
-    unsafe { libc::syscall(MSEAL, map.as_ptr(), BYTES, 0) == 0 }
+    unsafe { libc::syscall(MSEAL, map.as_mut_ptr(), BYTES, 0) == 0 }
 }
 
 #[test]

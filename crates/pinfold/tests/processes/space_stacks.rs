@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pinfold::source::{Memory, Source};
-use pinfold::{Cache, Hint, Map, Options, Space, SpaceOptions};
+use pinfold::{Cache, Hint, Map, Options, Space};
 
 use crate::alone::alone;
 
@@ -21,7 +21,7 @@ const PAGES: usize = 1024;
 /// A map of a source of the program's, of which each page is read when it is accessed.
 fn map_of(cache: &Cache, source: impl Source + 'static) -> Map {
     let file = cache.attach("file", Arc::new(source)).unwrap();
-    let space = Space::new(cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(cache, 0).unwrap();
     let map = space.map_file(&file, 0..(PAGES * PAGE) as u64).unwrap();
     map.advise(0..0, Hint::Random).unwrap();
     map
@@ -112,11 +112,16 @@ fn a_fault_takes_little_of_the_stack_of_its_thread() {
     let signal = alone(module_path!(), "a_fault_takes_little_of_the_stack_of_its_thread", || {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::write(dir.path().join("file"), vec![7; 16 << 20]).unwrap();
-        let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 32 << 20)).unwrap();
+        let cache = Cache::new(Options {
+            swap_dir: dir.path().into(),
+            swap_bytes: 32 << 20,
+            ..Options::new(8 << 20)
+        })
+        .unwrap();
         let of_system = cache.open(dir.path().join("file")).unwrap();
         let of_program = Cache::new(Options::new(8 << 20)).unwrap();
         let attached = map_of(&of_program, Memory::new(vec![7; PAGES * PAGE]));
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         let file = space.map_file(&of_system, 0..16 << 20).unwrap();
         let own = space.map_anon(16 << 20).unwrap();
         handle_faults(notes_frame);
@@ -132,7 +137,7 @@ fn a_fault_takes_little_of_the_stack_of_its_thread() {
                 touch(attached.as_ptr().wrapping_add(page * PAGE));
             }
         });
-        assert!(cache.swap_stats().unwrap().pages_read > 0);
+        assert!(cache.stats().swap_pages_read > 0);
         println!("a fault takes {used} bytes of its thread's stack beside the kernel's frame");
         assert!(used <= 4096, "{used}");
     });

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use pinfold::source::{Memory, Source};
-use pinfold::{Cache, ErrorKind, Hint, Options, Space, SpaceOptions};
+use pinfold::{Cache, ErrorKind, Hint, Options, Space};
 
 use crate::alone::alone;
 use crate::child::in_a_child;
@@ -90,7 +90,7 @@ fn all_threads_of_a_cache_block_all_signals_that_are_sent() {
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
         let file = cache.open(dir.path().join("file")).unwrap();
         let slow = cache.attach("slow", Arc::new(WithDeadline)).unwrap();
-        let _space = Space::new(&cache, SpaceOptions::new().handlers(2)).unwrap();
+        let _space = Space::new(&cache, 2).unwrap();
         for file in [&file, &slow] {
             file.advise(0..0, Hint::Random).unwrap();
             assert_eq!(wait_for(file.get_async(3)).unwrap()[0], 7);
@@ -149,7 +149,7 @@ fn a_signal_handler_may_touch_a_map_and_does_not_run_on_the_threads_that_serve_i
     in_a_child(|| {
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
         let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGES * PAGE]))).unwrap();
-        let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+        let space = Space::new(&cache, 1).unwrap();
         let map = space.map_file(&file, 0..file.len()).unwrap();
         map.advise(0..0, Hint::Random).unwrap();
         NEXT.store(map.as_ptr().cast_mut(), Ordering::Relaxed);
@@ -173,7 +173,7 @@ fn a_signal_handler_may_touch_a_map_and_does_not_run_on_the_threads_that_serve_i
 fn futures_say_at_once_that_no_thread_can_be_started() {
     let signal = alone(module_path!(), "futures_say_at_once_that_no_thread_can_be_started", || {
         let mut options = Options::new(8 << 20);
-        options = options.io_uring(false);
+        options = Options { io_uring: false, ..options };
         let cache = Cache::new(options).unwrap();
         let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGES * PAGE]))).unwrap();
         forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
@@ -181,7 +181,7 @@ fn futures_say_at_once_that_no_thread_can_be_started() {
         // At the first poll.
         let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Err(error)) = polled else { panic!("{polled:?}") };
-        assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Read, "{error:?}");
         let text = error.to_string();
         assert!(text.contains("cannot start the thread pinfold-read: Resource temp"), "{text}");
         assert!(text.contains("ulimit -u"), "{text}");
@@ -189,14 +189,13 @@ fn futures_say_at_once_that_no_thread_can_be_started() {
         assert_eq!(file.read_at(&mut [0; 8], 100).unwrap(), 8);
         assert_eq!(file.get_many(&[7, 9, 11]).unwrap().len(), 3);
         // Others say it, too.
-        for error in [
-            Cache::new(Options::new(8 << 20)).err().unwrap(),
-            Space::new(&cache, SpaceOptions::new().handlers(1)).err().unwrap(),
-        ] {
-            assert_eq!(error.code(), "thread");
+        for error in
+            [Cache::new(Options::new(8 << 20)).err().unwrap(), Space::new(&cache, 1).err().unwrap()]
+        {
+            assert_eq!(error.kind(), ErrorKind::System);
             assert!(error.to_string().contains("ulimit -u"), "{error}");
         }
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
         let map = space.map_file(&file, 0..file.len()).unwrap();
         // SAFETY: in the map, whose bytes nobody changes.
         assert_eq!(unsafe { map.as_ptr().wrapping_add(300 * PAGE).read_volatile() }, 7);

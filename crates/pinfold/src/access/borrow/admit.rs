@@ -20,7 +20,9 @@
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
 use crate::base::wait::Woken;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{Flags, FrameNumber, Order};
 use crate::index::FolioAt;
 use crate::pages::core::{Core, Held};
@@ -43,7 +45,7 @@ pub(crate) enum MayWait {
 /// page has left the cache, or was dropped and is being read again; look it up again.
 ///
 /// # Errors
-/// [`ErrorKind::TooManyReferences`].
+/// [`ErrorKind::TooMany`].
 pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
@@ -162,7 +164,7 @@ fn split<'a>(
         if let Some(old) = old {
             core.frames.free(old, Order::MIN);
         }
-        let too_many = || ErrorKind::TooManyReferences { path: mapping.path.clone(), page };
+        let too_many = || Cause::TooManyReferences { path: mapping.path.clone(), page };
         let held = held.ok_or_else(too_many)?;
         upgraded(core, head);
         return Ok(Some(held));

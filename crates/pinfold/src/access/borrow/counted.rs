@@ -29,7 +29,9 @@ use super::view::PageView;
 use crate::access::found::{Found, HoldablePage, ReadaheadMark};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
@@ -211,7 +213,7 @@ impl Handle {
         if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
             return Ok(());
         }
-        Err(ErrorKind::BeyondEnd { path: self.mapping.path.clone(), page, len_bytes }.into())
+        Err(Cause::BeyondEnd { path: self.mapping.path.clone(), page, len_bytes }.into())
     }
 }
 
@@ -246,6 +248,21 @@ impl<'a> FolioRef<'a> {
     pub(crate) fn into_view(self) -> PageView {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
+    }
+
+    /// The guard of one who has a share of the file of `handle`, and drops the guard first.
+    ///
+    /// # Panics
+    /// If the page is of another cache than the file.
+    #[inline]
+    #[cfg(not(loom))]
+    pub(crate) fn kept_by(self, handle: &Handle) -> FolioRef<'static> {
+        let is_of_it = std::ptr::eq(self.core.as_ptr(), Arc::as_ptr(&handle.core));
+        assert!(is_of_it, "the page is of another cache than the file");
+        let mut this = std::mem::ManuallyDrop::new(self);
+        // An owned guard needs its own share no more.
+        drop(this.owner.take());
+        FolioRef { view: this.view, core: this.core, owner: None, life: PhantomData }
     }
 
     fn core(&self) -> &Core {

@@ -26,5 +26,3 @@ pub use optimistic::Optimistic;
 pub(crate) use reader::FreeSlots;
 pub use reader::Reader;
 pub use slot::Borrowed;
-#[cfg(not(loom))]
-pub(crate) use view::PageView;

@@ -37,7 +37,7 @@ use crate::pages::handle::Handle;
 ///     let second = file.optimistic(u64::from(parent[0]) % 2)?;
 ///     second.read(32, &mut child);
 ///     // Both pages are of one moment; otherwise start again.
-///     if Optimistic::validate_all(&[first, second]) {
+///     if [first, second].iter().all(Optimistic::validate) {
 ///         break;
 ///     }
 /// }
@@ -118,15 +118,11 @@ impl Optimistic<'_> {
     /// True if all copies made so far are of one moment, at which the file had these bytes, and it
     /// still has them. May be false although nothing changed: an attempt to evict or move the page
     /// suffices. Once false, it stays false. Cost: an acquire fence and one load.
+    ///
+    /// Of several pages that are all valid once the last copy was made, all copies are of one
+    /// moment.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
-    }
-
-    /// [`validate`](Self::validate) for several pages: true if all copies made so far of all `pages` are of one moment,
-    /// and the file still has these bytes.
-    #[must_use = "what was read may be used only if this is true"]
-    pub fn validate_all(pages: &[Self]) -> bool {
-        pages.iter().all(Self::validate)
     }
 }

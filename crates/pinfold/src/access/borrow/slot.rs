@@ -32,7 +32,9 @@ use crate::access::found::{AnyPage, Found, ReadaheadMark, Want, WholePage};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Ordering};
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
@@ -223,13 +225,13 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`ErrorKind::ForeignReader`] if it is another cache's: threads that freeze scan the readers
+    /// [`ErrorKind::Invalid`] if it is another cache's: threads that freeze scan the readers
     /// of their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
         if reader.is_of(&self.core.readers) {
             return Ok(());
         }
-        Err(ErrorKind::ForeignReader { path: self.mapping.path.clone() }.into())
+        Err(Cause::ForeignReader { path: self.mapping.path.clone() }.into())
     }
 
     /// Steps 1 to 5 in any slot. `None` if a step fails.
@@ -437,7 +439,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyReferences`] if the folio has four million references;
+    /// [`ErrorKind::TooMany`] if the folio has four million references;
     /// [`ErrorKind::Forked`] in a child that was forked while another thread tried to evict or move
     /// it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
@@ -462,7 +464,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         });
         let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frames::PAGE_BYTES as u64;
-        got.map_err(|_| ErrorKind::TooManyReferences { path: path.clone(), page })?;
+        got.map_err(|_| Cause::TooManyReferences { path: path.clone(), page })?;
         admit::upgraded(&self.handle().core, head);
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }
@@ -497,6 +499,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// Whether the guard has a reference because no slot was free.
+    #[cfg(feature = "testing")]
     pub fn is_counted(&self) -> bool {
         self.state().slot.is_none()
     }

@@ -30,7 +30,7 @@ use crate::pages::reclaim::{self, Patience};
 /// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has
 /// returned, it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
-pub struct GetMany<'f> {
+pub(crate) struct GetMany<'f> {
     handle: &'f Handle,
     pages: Vec<u64>,
     /// Of each page, once some have to be brought and the batch is admitted.

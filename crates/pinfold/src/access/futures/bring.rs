@@ -20,7 +20,7 @@ use std::task::{Poll, Waker};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Ticket;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Cause, Error, Result};
 use crate::frames::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
 use crate::pages::fill::{self, Begun, WantedPages};
@@ -245,7 +245,7 @@ impl<'f> Bring<'f> {
     fn given_up(&self, refused: &Begun<'_>, why: Refused) -> Error {
         let handle = self.handle;
         if matches!(refused, Begun::NoWorker) {
-            return ErrorKind::Read {
+            return Cause::Read {
                 path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,

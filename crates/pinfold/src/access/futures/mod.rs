@@ -1,63 +1,20 @@
 //! The futures of [`File::read_at_async`](crate::File::read_at_async),
-//! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). They
-//! run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
-//! moment, evict what needs no write, and copy up to the whole buffer.
+//! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). What
+//! programs may rely on is told on the crate's front page, "Futures".
 //!
-//! They can be sent to other threads, and borrow their file: a task that is spawned takes an
-//! `Arc<File>` with it.
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
+//! | `bring.rs` | bringing one page: the states of a future |
+//! | `batch.rs` | the future of many pages: a claim to all, and a future for each |
+//! | `room.rs` | waiting for memory for a copy |
+//! | `set.rs` | futures that one thread waits for by one eventfd |
 //!
-//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
-//! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
-//! the read brings stays in the cache.
+//! Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
+//! any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
+//! it began goes on. Its result ends it in the same way, whether it is dropped then or not.
 //!
-//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
-//! waits for no read: [`try_get`](crate::File::try_get) and its like,
-//! [`prefetch`](crate::File::prefetch), the poll of a future. It must not wait for a read, as
-//! [`get`](crate::File::get) does: the thread that calls it may be the one that completes reads,
-//! and would wait for itself. In a forked child a future returns what is cached, or
-//! [`ErrorKind::Forked`](crate::ErrorKind::Forked).
-//!
-//! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), as a thread does.
-//! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
-//! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
-//! at a time waits with its pages. If it is woken and not polled, another one may instead. A future
-//! that is not polled keeps what it has brought, and neither room nor its turn from others
-//! ([`File::get_many_async`](crate::File::get_many_async)).
-//!
-//! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
-//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
-//! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-//! # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-//! let sum: u32 = runtime.block_on(async {
-//!     let page = file.get_async(3).await?;
-//!     let mut record = [0; 64];
-//!     file.read_at_async(&mut record, 50_000).await?;
-//!     Ok::<_, pinfold::Error>(page[..64].iter().chain(&record).map(|&byte| u32::from(byte)).sum())
-//! })?;
-//! assert_eq!(sum, 128 * 7);
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-
-//
-// | file | subject |
-// |---|---|
-// | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
-// | `bring.rs` | bringing one page: the states of a future |
-// | `batch.rs` | the future of many pages: a claim to all, and a future for each |
-// | `room.rs` | waiting for memory for a copy |
-// | `set.rs` | futures that one thread waits for by one eventfd |
-//
-// Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
-// any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
-// it began goes on. Its result ends it in the same way, whether it is dropped then or not.
-//
-// In a forked child a future takes no lock: the threads that held them are not there.
+//! In a forked child a future takes no lock: the threads that held them are not there.
 
 mod batch;
 mod bring;
@@ -78,7 +35,7 @@ use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::stream::Plan;
-pub use batch::GetMany;
+pub(crate) use batch::GetMany;
 use bring::{Bring, BringWait, LazyBring};
 #[cfg(not(loom))]
 pub(crate) use room::copy_memory;
@@ -87,7 +44,7 @@ pub(crate) use set::{Ready, Set};
 /// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
 /// gets the page once more.
 #[must_use = "a future does nothing unless it is polled"]
-pub struct Get<'f> {
+pub(crate) struct Get<'f> {
     handle: &'f Handle,
     page: u64,
     bring: LazyBring<'f>,
@@ -186,7 +143,7 @@ pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<He
 /// The future of [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned,
 /// it returns the same count, or tries again what failed.
 #[must_use = "a future does nothing unless it is polled"]
-pub struct Read<'f, 'b> {
+pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,
     buf: &'b mut [u8],
     offset: u64,

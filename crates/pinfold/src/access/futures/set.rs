@@ -24,7 +24,9 @@ use rustix::event::EventfdFlags;
 use crate::base::fork::OwnerProcess;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 
 /// Futures of type `F`, each with a tag.
 pub(crate) struct Set<T, F: ?Sized> {
@@ -130,12 +132,12 @@ struct WokenKeys {
 
 impl Ready {
     /// # Errors
-    /// [`ErrorKind::Eventfd`], [`ErrorKind::ForkHandler`].
+    /// [`ErrorKind::System`].
     pub(crate) fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
-        let owner = OwnerProcess::here()
-            .map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        let event = event.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
+        let owner =
+            OwnerProcess::here().map_err(|cause| Cause::ForkHandler { cause: Arc::new(cause) })?;
         let woken = Mutex::new(WokenKeys { keys: VecDeque::new(), raised: false });
         Ok(Ready { woken, event, owner })
     }

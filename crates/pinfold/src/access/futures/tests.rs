@@ -11,8 +11,9 @@ use pinfold_testing::waker::Woken;
 
 use super::GetMany;
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::source::{Memory, Request, Source, Start};
-use crate::{Cache, ErrorKind, File, FolioRef, Hint, Options};
+use crate::{Cache, File, FolioRef, Hint, Options};
 
 /// Two files of a cache that has memory for half of one.
 fn two_files() -> (Cache, File, File) {
@@ -226,6 +227,11 @@ impl Source for Keeps {
 /// The number of pages that a batch got, if it has returned.
 type Got = Option<crate::Result<usize>>;
 
+/// The future of [`File::get_many_async`], under its own name.
+fn batch_of<'f>(file: &'f File, pages: &[u64]) -> Pin<Box<GetMany<'f>>> {
+    Box::pin(GetMany::new(file.handle(), pages))
+}
+
 /// The pages of a batch if they are there.
 fn polled<'f>(many: &mut Pin<Box<GetMany<'f>>>) -> Option<crate::Result<Vec<FolioRef<'f>>>> {
     match many.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -258,7 +264,7 @@ fn got_beside_one_that_is_refused(most: Duration) -> Got {
     let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
     let new = |file, from: u64| {
         let pages: Vec<_> = (from..from + 40).collect();
-        Box::pin(File::get_many_async(file, &pages))
+        batch_of(file, &pages)
     };
     let (mut first, mut refused, mut waits) = (new(&hangs, 0), new(&hangs, 100), new(&file, 0));
     assert!(polled(&mut first).is_none(), "it is read");
@@ -297,7 +303,7 @@ fn patient(body: impl FnOnce(&File, &File, Vec<FolioRef<'_>>) -> Got) -> Got {
 fn unpolled<'f>(file: &'f File, held: &mut Vec<FolioRef<'_>>) -> Pin<Box<GetMany<'f>>> {
     held.truncate(held.len() - 20);
     let pages: Vec<_> = (0..60).collect();
-    let mut many = Box::pin(file.get_many_async(&pages));
+    let mut many = batch_of(file, &pages);
     many.step_back_often();
     let got = poll_until(&mut many, MOST, |many| many.has() >= 10);
     assert!(got.is_none() && many.keeps_guards(), "{got:?}, {many:?}");
@@ -311,7 +317,7 @@ fn got_beside_one_that_is_not_polled(most: Duration) -> Got {
         let _unpolled = unpolled(file, &mut held);
         drop(held);
         let pages: Vec<_> = (300..340).collect();
-        let mut many = Box::pin(other.get_many_async(&pages));
+        let mut many = batch_of(other, &pages);
         many.step_back_often();
         poll_until(&mut many, most, |_| false)
     })
@@ -333,7 +339,7 @@ fn got_from_one_that_was_passed_over(most: Duration) -> Got {
     patient(|file, other, mut held| {
         let mut before = unpolled(file, &mut held);
         let pages: Vec<_> = (300..320).collect();
-        let mut many = Box::pin(other.get_many_async(&pages));
+        let mut many = batch_of(other, &pages);
         many.step_back_often();
         let got = poll_until(&mut many, MOST, GetMany::keeps_guards);
         assert!(got.is_none() && many.keeps_guards(), "{got:?}, {many:?}");
@@ -400,7 +406,7 @@ fn got_beside_one_that_was_polled_once(leaked: bool, most: Duration) -> Got {
     let source = Arc::new(Late(Mutex::new(Some(Vec::new())), Memory::new(vec![7; 2 << 20])));
     let file = cache.attach("late", source.clone()).unwrap();
     let pages: Vec<_> = (0..60).collect();
-    let mut unpolled = Some(Box::pin(file.get_many_async(&pages)));
+    let mut unpolled = Some(batch_of(&file, &pages));
     assert!(polled(unpolled.as_mut().expect("it is there")).is_none(), "nothing was cached");
     source.serve();
     assert_eq!(file.handle().mapping.on_its_way.frames(), 0);
@@ -408,7 +414,7 @@ fn got_beside_one_that_was_polled_once(leaked: bool, most: Duration) -> Got {
         std::mem::forget(unpolled.take());
     }
     let pages: Vec<_> = (100..120).collect();
-    let got = poll_until(&mut Box::pin(file.get_many_async(&pages)), most, |_| false);
+    let got = poll_until(&mut batch_of(&file, &pages), most, |_| false);
     // What it has brought is its own still.
     if let Some(mut many) = unpolled {
         assert!(matches!(polled(&mut many), Some(Ok(pages)) if pages.len() == 60));
@@ -427,7 +433,7 @@ fn share_in_the_error() -> (u64, u64, String) {
     let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
     let new = |from: u64| {
         let pages: Vec<_> = (from..from + 60).collect();
-        Box::pin(hangs.get_many_async(&pages))
+        batch_of(&hangs, &pages)
     };
     let mut first = new(0);
     assert!(polled(&mut first).is_none(), "it is read");
@@ -441,7 +447,7 @@ fn share_in_the_error() -> (u64, u64, String) {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    let ErrorKind::NoMemory { futures_bytes, futures_most_bytes, .. } = *error.kind() else {
+    let Cause::NoMemory { futures_bytes, futures_most_bytes, .. } = *error.cause() else {
         panic!("{error}")
     };
     (futures_bytes, futures_most_bytes, error.to_string())

@@ -47,7 +47,7 @@ use std::ops::Range;
 
 use crate::access::borrow::{Borrowed, FolioRef, Reader};
 use crate::base::sizes::BATCH_MIN;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Cause, Error, Result};
 use crate::frames::PAGE_SHIFT;
 use crate::pages::failures::Failed;
 use crate::pages::fill::WantedPages;
@@ -105,7 +105,7 @@ impl Handle {
                 reads[at].result = result;
                 let result = &reads[at].result;
                 let Err(error) = result else { continue };
-                if matches!(error.kind(), ErrorKind::NoMemory { .. }) {
+                if matches!(error.cause(), Cause::NoMemory { .. }) {
                     // Waiting once more for each of the others would bring nothing.
                     refused.get_or_insert_with(|| error.clone());
                 }

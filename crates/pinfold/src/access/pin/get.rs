@@ -35,7 +35,7 @@ use pinfold_refcount::GetError;
 use crate::access::found::{Found, PageOfFolio, ReadaheadMark};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Error, ErrorKind, PinRangeCause, Result};
+use crate::error::{Cause, Error, PinRangeCause, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::index::FolioAt;
 use crate::pages::core::{Core, Held};
@@ -167,7 +167,7 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
         if asked_bytes >> PAGE_SHIFT <= pages_max(core) {
             return Ok(());
         }
-        return Err(ErrorKind::PinTooLarge {
+        return Err(Cause::PinTooLarge {
             path: mapping.path.clone(),
             start: range.start,
             end: range.end,
@@ -189,7 +189,7 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
         () => PinRangeCause::BeyondEnd { len_bytes },
     };
     let path = mapping.path.clone();
-    ErrorKind::PinRange { path, start: range.start, end: range.end, cause }.into()
+    Cause::PinRange { path, start: range.start, end: range.end, cause }.into()
 }
 
 /// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
@@ -323,7 +323,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                     breathe();
                     return Ok(None);
                 }
-                return Err(ErrorKind::PinHeld {
+                return Err(Cause::PinHeld {
                     path: handle.mapping.path.clone(),
                     offset,
                     bytes,
@@ -469,8 +469,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::PATIENCE;
+    use crate::error::Cause;
     use crate::source::{Memory, Source};
-    use crate::{Cache, ErrorKind, Hint, Options};
+    use crate::{Cache, Hint, Options};
 
     /// Tells when a read has begun, and ends it when it is told to.
     #[derive(Debug)]
@@ -508,7 +509,7 @@ mod tests {
             end.send(()).unwrap();
             let (error, failed) = pins.join().unwrap();
             drop(held);
-            let ErrorKind::PinHeld { waited_ms, .. } = *error.kind() else { panic!("{error:?}") };
+            let Cause::PinHeld { waited_ms, .. } = *error.cause() else { panic!("{error:?}") };
             let waited = Duration::from_millis(waited_ms);
             assert!(PATIENCE <= waited, "{waited:?}");
             assert!(waited <= failed - read, "the read counts: {waited:?}, {:?}", failed - read);
@@ -525,14 +526,9 @@ mod tests {
         let held = [(); 2].map(|()| handle.core.hold(&handle.mapping, 2).expect("it was read"));
         assert!(handle.core.frames.is_movable(held[0].head()), "a pin may not stay there");
         let error = file.pin(9_000..9_001).unwrap_err();
-        let ErrorKind::PinHeld {
-            offset: 8192,
-            bytes: 4096,
-            referenced: 2,
-            pinned: 0,
-            waited_ms,
-            ..
-        } = *error.kind()
+        let Cause::PinHeld {
+            offset: 8192, bytes: 4096, referenced: 2, pinned: 0, waited_ms, ..
+        } = *error.cause()
         else {
             panic!("{error:?}")
         };
@@ -559,8 +555,7 @@ mod tests {
         let error = file.pin(9_000..9_001).unwrap_err();
         let text = error.to_string();
         assert!(text.ends_with(" ms, by a borrow at the end"), "{text}");
-        let ErrorKind::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error.kind()
-        else {
+        let Cause::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error.cause() else {
             panic!("{error:?}")
         };
         drop(page);

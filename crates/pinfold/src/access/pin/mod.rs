@@ -29,7 +29,9 @@ use std::sync::Arc;
 
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::pages::core::Core;
 
@@ -46,8 +48,8 @@ use run::PinnedRuns;
 ///
 /// ```compile_fail,E0382
 /// # fn twice(pinned: pinfold::PinnedRange) {
-/// pinned.unpin();
-/// pinned.unpin(); // used after it was given back
+/// drop(pinned);
+/// drop(pinned); // used after it was given back
 /// # }
 /// ```
 ///
@@ -60,8 +62,9 @@ use run::PinnedRuns;
 ///   program makes to the file does not change it. After
 ///   [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads and
 ///   pins get the new ones.
-/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads, and
-///   [`PinnedExtent::bytes`] states what a slice requires.
+/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads. A slice
+///   of an extent's bytes requires that nothing writes to these pages through the cache while the
+///   slice lives.
 #[must_use = "dropped at once, it pins nothing"]
 pub struct PinnedRange {
     core: Arc<Core>,
@@ -79,19 +82,9 @@ impl PinnedRange {
         self.start..self.end
     }
 
-    /// The length in bytes.
-    pub fn len(&self) -> u64 {
-        self.end - self.start
-    }
-
-    /// Whether all of it was given back by [`unpin_front`](Self::unpin_front) or
-    /// [`split_off`](Self::split_off).
-    pub fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-
-    /// The addresses of the bytes, from first to last, in as few pieces as the layout in memory
-    /// allows.
+    /// The bytes where they lie, from first to last, in as few pieces as the layout in memory
+    /// allows. No piece is empty. They are valid to read from until this value is dropped;
+    /// [`PinnedRange`] says when they may change.
     ///
     /// System calls and rings (`writev`, `sendmsg`, `register_buffers`) take them as `iovec`s. The
     /// caller keeps this value alive while they are used and lets nothing be written through them:
@@ -104,21 +97,20 @@ impl PinnedRange {
     /// let pinned = file.pin(5_000..9_000)?;
     /// let iovecs: Vec<libc::iovec> = pinned
     ///     .extents()
-    ///     .map(|e| libc::iovec { iov_base: e.address().cast_mut().cast(), iov_len: e.len() })
+    ///     .map(|e| libc::iovec { iov_base: e.cast_mut().cast(), iov_len: e.len() })
     ///     .collect();
     /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
     /// # Ok::<(), pinfold::Error>(())
     /// ```
-    pub fn extents(&self) -> impl Iterator<Item = PinnedExtent<'_>> {
+    pub fn extents(&self) -> impl Iterator<Item = *const [u8]> {
         let mut from = self.start;
         self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
             let inside = (from % PAGE_BYTES as u64) as usize;
             let room = run.pages() as usize * PAGE_BYTES - inside;
             let bytes = (self.end - from).min(room as u64) as usize;
             let address = self.core.frames.address(run.first()).wrapping_add(inside).cast_const();
-            let extent = PinnedExtent { address, bytes, offset: from, pinned: self };
             from += bytes as u64;
-            extent
+            std::ptr::slice_from_raw_parts(address, bytes)
         })
     }
 
@@ -126,17 +118,20 @@ impl PinnedRange {
     /// happens meanwhile, each aligned word is of one moment.
     ///
     /// # Errors
-    /// [`ErrorKind::OutsidePin`] if not all of them are in this range; nothing is copied then.
+    /// [`ErrorKind::Invalid`] if not all of them are in this range; nothing is copied then.
     pub fn copy_to(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(buf.len() as u64);
         let Some(end) = end.filter(|&end| offset >= self.start && end <= self.end) else {
             return Err(self.outside(end.unwrap_or(u64::MAX).max(offset)));
         };
+        let mut start = self.start;
         for extent in self.extents() {
-            let (from, to) = (extent.offset.max(offset), extent.end().min(end));
+            let extent_start = start;
+            start += extent.len() as u64;
+            let (from, to) = (extent_start.max(offset), start.min(end));
             if from < to {
                 let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
-                let address = extent.address.wrapping_add((from - extent.offset) as usize);
+                let address = extent.cast::<u8>().wrapping_add((from - extent_start) as usize);
                 // SAFETY: the extent is pinned and inside the arena, which `core` keeps mapped; the
                 // loads may race; `buf` is the caller's alone.
                 unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
@@ -151,8 +146,8 @@ impl PinnedRange {
     /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
     ///
     /// # Errors
-    /// The range is unchanged after an error. [`ErrorKind::OutsidePin`] if `at` is outside the
-    /// range; [`ErrorKind::TooManyPins`] if the shared page cannot be pinned once more.
+    /// The range is unchanged after an error. [`ErrorKind::Invalid`] if `at` is outside the
+    /// range; [`ErrorKind::TooMany`] if the shared page cannot be pinned once more.
     #[track_caller]
     pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
         if at < self.start || at > self.end {
@@ -194,7 +189,7 @@ impl PinnedRange {
     /// partly given back stays pinned.
     ///
     /// # Errors
-    /// [`ErrorKind::OutsidePin`] if the range is shorter than that; nothing is unpinned then.
+    /// [`ErrorKind::Invalid`] if the range is shorter than that; nothing is unpinned then.
     pub fn unpin_front(&mut self, bytes: u64) -> Result<()> {
         let Some(start) = self.start.checked_add(bytes).filter(|&start| start <= self.end) else {
             return Err(self.outside(self.start.saturating_add(bytes)));
@@ -212,9 +207,6 @@ impl PinnedRange {
         Ok(())
     }
 
-    /// Unpins the range, as a drop does, but visibly.
-    pub fn unpin(self) {}
-
     /// Unpins page by page, with a subtraction for each. Feature `testing`: for comparisons only.
     #[cfg(feature = "testing")]
     pub fn unpin_per_page(mut self) {
@@ -230,7 +222,7 @@ impl PinnedRange {
 
     #[cold]
     fn outside(&self, at: u64) -> Error {
-        ErrorKind::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
+        Cause::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
     /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
@@ -277,67 +269,5 @@ impl fmt::Debug for PinnedRange {
 
 #[cold]
 fn too_many(path: Option<PathBuf>, offset: u64) -> Error {
-    ErrorKind::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
-        .into()
-}
-
-/// A part of a [`PinnedRange`] that is contiguous in memory.
-#[derive(Clone, Copy)]
-pub struct PinnedExtent<'a> {
-    address: *const u8,
-    bytes: usize,
-    offset: u64,
-    /// Keeps the memory pinned.
-    pinned: &'a PinnedRange,
-}
-
-// SAFETY: an address and a length; any thread may read there while the range is borrowed, and the
-// range itself is `Sync`.
-unsafe impl Send for PinnedExtent<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedExtent<'_> {}
-
-impl<'a> PinnedExtent<'a> {
-    /// The address of its first byte. Valid to read from until the [`PinnedRange`] is dropped,
-    /// which says when the bytes may change.
-    pub fn address(&self) -> *const u8 {
-        self.address
-    }
-
-    /// The length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether it is empty; no extent of a range is.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
-    /// The offset of its first byte in the file.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    fn end(&self) -> u64 {
-        self.offset + self.bytes as u64
-    }
-
-    /// The bytes as a slice.
-    ///
-    /// # Safety
-    /// While the slice lives, nothing writes to these pages through the cache: such a write would
-    /// change memory under a shared reference.
-    pub unsafe fn bytes(&self) -> &'a [u8] {
-        debug_assert!(!self.pinned.is_empty());
-        // SAFETY: pinned for 'a, so it stays mapped and is not reused; the caller guarantees that
-        // nothing writes.
-        unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
-    }
-}
-
-impl fmt::Debug for PinnedExtent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PinnedExtent({:p}, {} bytes at {})", self.address, self.bytes, self.offset)
-    }
+    Cause::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }.into()
 }

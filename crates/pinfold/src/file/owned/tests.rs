@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::OwnedBytes;
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::pages::core::Core;
 use crate::pages::pressure::{Claim, Refused};
 use crate::source::Memory;
-use crate::{Cache, ErrorKind, File, Hint, Options, Result};
+use crate::{Cache, File, Hint, Options, Result};
 
 const MIB: u64 = 1 << 20;
 
@@ -55,7 +56,7 @@ fn held() -> (u64, u64) {
             Err(error) => break error,
         }
     };
-    let ErrorKind::NoMemory { held_bytes, .. } = *error.kind() else { panic!("{error}") };
+    let Cause::NoMemory { held_bytes, .. } = *error.cause() else { panic!("{error}") };
     (held_bytes, kept.len() as u64 * 50_000)
 }
 
@@ -186,7 +187,7 @@ fn reads_do_not_lengthen_the_wait_for_other_copies() {
         file.read_at(&mut [0], 40 * MIB + at).unwrap();
     });
     let error = ended.unwrap_err();
-    let ErrorKind::NoMemory { held_bytes, .. } = *error.kind() else { panic!("{error}") };
+    let Cause::NoMemory { held_bytes, .. } = *error.cause() else { panic!("{error}") };
     assert!(held_bytes >= 9 * MIB, "{error}");
     assert!(cache.core().pressure.is_idle(), "it has left the queue");
 }

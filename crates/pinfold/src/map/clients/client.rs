@@ -28,7 +28,7 @@ use super::pages::{BLOCK_PAGES, PageSet};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
 use super::snapshot::{RUN_PAGES, Snapshot};
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Cause, Error};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::around;
@@ -525,7 +525,7 @@ impl Client {
 
 /// Whether the cause is that a page cannot get into the mirror.
 fn is_of_mirror(cause: &Error) -> bool {
-    matches!(cause.kind(), ErrorKind::Mirror { .. }) && !mutant::on(Mutant::MirrorErrorPoisons)
+    matches!(cause.cause(), Cause::Mirror { .. }) && !mutant::on(Mutant::MirrorErrorPoisons)
 }
 
 /// The part of a region that may be installed for a fault on `page`: of an aligned block, what is

@@ -87,7 +87,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::completions::Completions;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
@@ -250,9 +252,9 @@ impl Clients {
     /// No clients yet, of a snapshot which is `file`. Its length must not change.
     ///
     /// # Errors
-    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB; [`ErrorKind::MappedOrServed`]
+    /// [`ErrorKind::Invalid`] if the cache has less than 8 MiB; [`ErrorKind::Busy`]
     /// if the program maps the file, which it cannot do any more after this;
-    /// [`ErrorKind::Eventfd`]; [`ErrorKind::Mirror`] if the system gives no memory file;
+    /// [`ErrorKind::System`] if the system gives no memory file or no descriptor;
     /// [`ErrorKind::Forked`].
     pub fn new(file: &File) -> Result<Self> {
         let handle = file.handle();
@@ -260,14 +262,14 @@ impl Clients {
         let mapper = Mapper::new(&handle.core)?;
         let mirror = lend::of(handle)?;
         let completions = Completions::new()?;
-        let eventfd = |why: Errno| ErrorKind::Eventfd { cause: Arc::new(why.into()) };
+        let eventfd = |why: Errno| Cause::Eventfd { cause: Arc::new(why.into()) };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
         let data = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
         // Last, as it cannot be taken back.
         if !mirror.give_out() && !mutant::on(Mutant::MappedAndServed) {
             let (path, what) = (handle.mapping.path.clone(), "serve");
-            return Err(ErrorKind::MappedOrServed { path, what }.into());
+            return Err(Cause::MappedOrServed { path, what }.into());
         }
         Ok(Clients {
             snapshot: Snapshot::new(file),
@@ -295,7 +297,7 @@ impl Clients {
     /// `MAP_PRIVATE`. Each page has its offset in the snapshot.
     ///
     /// # Errors
-    /// [`ErrorKind::Mirror`]: the system gives no descriptor.
+    /// [`ErrorKind::System`]: the system gives no descriptor.
     pub fn memory(&self) -> Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let handle = self.snapshot.file.handle();
@@ -361,7 +363,7 @@ impl Clients {
         let id = self.last_client + 1;
         let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
-            .map_err(|why| Error::from(ErrorKind::Eventfd { cause: Arc::new(why.into()) }))?;
+            .map_err(|why| Error::from(Cause::Eventfd { cause: Arc::new(why.into()) }))?;
         self.last_client = id;
         self.clients.insert(id, client);
         self.turns.come(owner);

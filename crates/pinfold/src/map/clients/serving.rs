@@ -16,7 +16,7 @@ use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
-use crate::file::completions::Outcome;
+use crate::file::completions::Completion;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::around;
 use crate::pages::reclaim;
@@ -347,11 +347,11 @@ impl Clients {
     /// Gives to clients what was read for them.
     pub(super) fn take_completions(&mut self) {
         for _ in 0..COMPLETIONS_MAX {
-            let Some(completion) = self.completions.next() else { return };
-            let Outcome::Read { result, .. } = completion.outcome else {
+            let Some((number, completion)) = self.completions.next() else { return };
+            let Completion::Read { result, .. } = completion else {
                 unreachable!("a byte is read of each page: {completion:?}")
             };
-            let hash_map::Entry::Occupied(mut job) = self.jobs.entry(completion.user_data) else {
+            let hash_map::Entry::Occupied(mut job) = self.jobs.entry(number) else {
                 continue;
             };
             if let ReadFor::Ahead(_, _, left) = &mut job.get_mut().what

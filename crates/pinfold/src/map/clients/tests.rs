@@ -18,7 +18,7 @@ use super::*;
 use crate::mapped::uffd::abi::{Api, OP_API, OP_REGISTER, Register, Span};
 use crate::pages::reclaim;
 use crate::source::Memory;
-use crate::{Cache, Options, Space, SpaceOptions};
+use crate::{Cache, Options, Space};
 
 pub(super) const MIB: usize = 1 << 20;
 pub(super) const P: u64 = 4096;
@@ -488,7 +488,7 @@ fn a_page_that_cannot_get_into_the_mirror_is_copied() {
 /// What a map of the program shows after a client has touched the memory of the same file.
 fn map_beside_clients() -> Result<u8> {
     let (cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let map = space.map_file(&file, 0..4 * MIB as u64)?;
     let clients = Clients::new(&file)?;
     let memory = clients.memory().unwrap();
@@ -514,7 +514,7 @@ fn a_file_is_mapped_by_the_program_or_served_to_others() {
     assert_eq!(caught.unwrap(), 0, "the mutant does nothing");
     // The other way round; and not for ever, if it was mapped.
     let (cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     drop(space.map_file(&file, 0..4096).unwrap());
     drop(Clients::new(&file).unwrap());
     let error = space.map_file(&file, 0..4096).unwrap_err();

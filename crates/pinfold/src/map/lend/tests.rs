@@ -285,7 +285,7 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         brought.unwrap_err()
     });
-    let ErrorKind::Mirror { cause, .. } = error.kind() else { panic!("{error}") };
+    let Cause::Mirror { cause, .. } = error.cause() else { panic!("{error}") };
     assert_eq!(cause.kind(), std::io::ErrorKind::TimedOut);
     assert_eq!(
         error.to_string(),
@@ -533,7 +533,7 @@ fn who_waits_for_lent_memory_leaves_others_some() {
     assert!(!ready_where_many_wait().unwrap(), "it comes again");
     let caught = mutant::with(Some(Mutant::AllWaitWithFolios), ready_where_many_wait);
     let error = caught.expect_err("the mutant does nothing");
-    assert!(matches!(error.kind(), ErrorKind::NoMemory { .. }), "{error}");
+    assert!(matches!(error.cause(), Cause::NoMemory { .. }), "{error}");
 }
 
 /// What a loop finds that looks for a page whose folio is too large for what is lent, where the

@@ -11,7 +11,9 @@ use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::read;
 use super::vma::{FaultAccess, Mapped, Vma, begin, end};
-use crate::error::{Error, ErrorKind, MapRangeCause, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, MapRangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::swap::pages::{OwnMemory, PageStates};
@@ -35,7 +37,7 @@ use crate::source::Hint;
 /// pages before were touched, too.
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
-/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`] after 2
+/// leave the budget, an access to a further page fails with [`ErrorKind::NoMemory`] after 2
 /// seconds, or after 30 while reads are under way.
 ///
 /// # An access that fails
@@ -82,7 +84,7 @@ impl std::fmt::Debug for AnonMap {
         f.debug_struct("AnonMap")
             .field("name", &self.target.file.handle().mapping.path)
             .field("len", &self.len())
-            .field("at", &self.as_ptr())
+            .field("at", &self.as_mut_ptr())
             .finish_non_exhaustive()
     }
 }
@@ -105,17 +107,11 @@ impl AnonMap {
         core.check_owner()?;
         let refused = |what, cause: io::Error| {
             let (name, cause) = (name.into(), Arc::new(cause));
-            crate::error::Error::from(ErrorKind::Own {
-                what,
-                name,
-                start: 0,
-                end: len as u64,
-                cause,
-            })
+            crate::error::Error::from(Cause::Own { what, name, start: 0, end: len as u64, cause })
         };
         if len == 0 {
             let (what, path, cause) = ("map", name.into(), MapRangeCause::Empty);
-            return Err(ErrorKind::MapRange { what, path, start: 0, end: 0, cause }.into());
+            return Err(Cause::MapRange { what, path, start: 0, end: 0, cause }.into());
         }
         let too_large = || refused("map", io::Error::other("no process has so many addresses"));
         let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
@@ -157,49 +153,33 @@ impl AnonMap {
         self.area.reservation.start
     }
 
-    /// The address of the first byte, for reads.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.as_mut_ptr()
-    }
-
-    /// The length in bytes.
+    /// The length in bytes; no map is empty.
+    #[allow(clippy::len_without_is_empty, reason = "none is")]
     pub fn len(&self) -> usize {
         self.area.bytes
     }
 
-    /// False: no map is empty.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// The error of the last access to the memory that failed, which SIGBUS does not tell. `None` if
-    /// none has failed, and in a forked child.
-    pub fn last_failure(&self) -> Option<Error> {
+    /// The error of the last access to the memory that failed. `None` if none has failed, and in a
+    /// forked child. Feature `testing`: [`Space::last_failure`](crate::Space::last_failure) has that
+    /// of the last access to any map.
+    #[cfg(feature = "testing")]
+    pub fn last_failure(&self) -> Option<crate::Error> {
         self.target.last_failure()
-    }
-
-    /// All of it as a slice.
-    ///
-    /// # Safety
-    /// As long as the slice is used,
-    /// - nobody stores to the memory, and nobody calls [`write_at`](Self::write_at) or
-    ///   [`discard`](Self::discard);
-    /// - the map stays readable ([`protect`](Self::protect));
-    /// - the thread may call the cache wherever it uses the slice ([`Space`](crate::Space), "Who
-    ///   serves a fault").
-    pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self` is; the caller promises the rest.
-        unsafe { slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
     /// All of it as a slice that can be stored to.
     ///
     /// # Safety
-    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the
-    /// memory or has a slice of it.
+    /// As long as the slice is used,
+    /// - nobody else has a slice of the memory, reads it or stores to it, and nobody calls
+    ///   [`write_at`](Self::write_at) or [`discard`](Self::discard); who only reads by this slice
+    ///   may share it;
+    /// - the map stays readable and writable ([`protect`](Self::protect));
+    /// - the thread may call the cache wherever it uses the slice ([`Space`](crate::Space), "Who
+    ///   serves a fault").
     #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
     pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: mapped as long as `self` is; the caller promises the rest.
         unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
@@ -207,7 +187,7 @@ impl AnonMap {
     /// `buf.len()`, or fewer at the end. What other threads store meanwhile may be there in part.
     ///
     /// # Errors
-    /// [`ErrorKind::SwapRead`], [`ErrorKind::OwnMemory`], [`ErrorKind::Own`] if the memory is
+    /// [`ErrorKind::Read`], [`ErrorKind::NoMemory`], [`ErrorKind::System`] if the memory is
     /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what
     /// reads of its file fail with.
     pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
@@ -248,15 +228,15 @@ impl AnonMap {
     /// stores to them then is lost.
     ///
     /// ```
-    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # use pinfold::{Cache, Options, Space};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// # let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
-    /// # let space = Space::new(&cache, SpaceOptions::new())?;
+    /// # let cache = Cache::new(Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20, ..Options::new(8 << 20) })?;
+    /// # let space = Space::new(&cache, 0)?;
     /// let memory = space.map_anon(1 << 20)?;
     /// let held = memory.hold(0..8192)?;
     /// assert_eq!(memory.page_out(0..8192)?, 0);
     /// // SAFETY: nobody else uses the memory.
-    /// let buffer = unsafe { std::slice::from_raw_parts_mut(held.as_mut_ptr(), held.len()) };
+    /// let buffer = unsafe { &mut *held.as_mut_ptr() };
     /// std::io::Read::read_exact(&mut std::io::repeat(7), buffer).unwrap();
     /// drop(held);
     /// assert_eq!(memory.page_out(0..8192)?, 8192);
@@ -268,8 +248,8 @@ impl AnonMap {
     /// page.
     ///
     /// # Errors
-    /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
-    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); as [`write_at`](Self::write_at).
+    /// [`ErrorKind::TooLarge`] if more than a quarter of the budget would be held;
+    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); as [`write_at`](Self::write_at).
     pub fn hold(&self, range: Range<usize>) -> Result<HeldRange<'_>> {
         self.check("hold", &range)?;
         HeldRange::new(&self.area, self.target.file.handle(), range)
@@ -282,7 +262,7 @@ impl AnonMap {
     /// stay as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
+    /// [`ErrorKind::Invalid`] if the range is reversed, or ends beyond the map;
     /// [`ErrorKind::Forked`]; for `WillNeed` as [`read_at`](Self::read_at).
     pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         let handle = self.target.file.handle();
@@ -326,8 +306,8 @@ impl AnonMap {
     /// is no swap or no room in it, or whose write fails.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
-    /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found
+    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
+    /// fails is none: [`Cache::stats`](crate::Cache::stats) counts these, and what found
     /// no room.
     pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
         self.check("page out", &range)?;
@@ -353,7 +333,7 @@ impl AnonMap {
     /// It is a store, as far as slices are concerned.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`]; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`].
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
         self.check("discard", &range)?;
         if range.is_empty() {
@@ -378,7 +358,7 @@ impl AnonMap {
     /// out for this, and page-outs go on.
     ///
     /// # Errors
-    /// [`ErrorKind::Own`] if the system refuses; [`ErrorKind::Forked`].
+    /// [`ErrorKind::System`] if the system refuses; [`ErrorKind::Forked`].
     pub fn protect(&self, protection: Protection) -> Result<()> {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;
@@ -387,16 +367,6 @@ impl AnonMap {
         let protect = |_: &mut _| self.area.protect(&handle.mapping, protection);
         let allowed = self.vma.change(waits, protect);
         allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
-    }
-
-    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock
-    /// of the map, and for page-outs of its pages that are under way.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
-    pub fn unmap(self) -> Result<()> {
-        self.target.file.handle().core.check_owner()
-        // The drop unmaps it.
     }
 
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {

@@ -16,7 +16,9 @@ use super::vma::{self, FaultAccess, RecordTable, Vma, Wanted};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Mutex, RwLockWriteGuard};
 use crate::cache::Cache;
-use crate::error::{Error, ErrorKind, MapRangeCause, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, MapRangeCause, Result};
 use crate::file::File;
 use crate::map::lend::{self, Brought, Look, Mapper};
 use crate::mapped::mirror::Shown;
@@ -78,7 +80,7 @@ impl MapTarget {
     }
 
     /// # Errors
-    /// [`ErrorKind::MapRange`] if the range is not in the map, which has `len` bytes.
+    /// [`ErrorKind::Invalid`] if the range is not in the map, which has `len` bytes.
     pub(super) fn check(&self, what: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
         let cause = if range.start > range.end {
             MapRangeCause::Reversed
@@ -99,7 +101,7 @@ impl MapTarget {
     ) -> Error {
         let path = self.file.handle().mapping.path.clone();
         let (start, end) = (range.start as u64, range.end as u64);
-        ErrorKind::MapRange { what, path, start, end, cause }.into()
+        Cause::MapRange { what, path, start, end, cause }.into()
     }
 }
 

@@ -44,8 +44,9 @@ use crate::base::wait::together;
 use crate::error::{Error, Result};
 use crate::mapped::task::{Waiter, now};
 
-/// Which lock a fault takes again, once its page was read.
+/// Which lock a fault takes again, once its page was read. Feature `testing`: for comparisons only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
 pub enum FaultLock {
     /// That of its own map.
     #[default]
@@ -54,8 +55,10 @@ pub enum FaultLock {
     Space,
 }
 
-/// What a fault does with the lock of its map while its page is read.
+/// What a fault does with the lock of its map while its page is read. Feature `testing`: for
+/// comparisons only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
 pub enum FaultIo {
     /// It lets go of the lock, and takes one again when the page was read.
     #[default]

@@ -35,7 +35,9 @@ use crate::access::futures::{Ready, Set};
 use crate::base::guarded::guarded;
 use crate::base::mutant::{self, Mutant};
 use crate::base::threads::start;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::PAGE_BYTES;
 use crate::mapped::task::Rests;
 use crate::mapped::uffd::Uffd;
@@ -67,17 +69,16 @@ impl Handlers {
     /// Starts `n` threads. They do not keep the space alive.
     ///
     /// # Errors
-    /// [`ErrorKind::Eventfd`], [`ErrorKind::Thread`].
+    /// [`ErrorKind::System`].
     pub(super) fn start(n: usize, uffd: &Arc<Uffd>, serve: Serve) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = stop.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+        let stop = stop.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
         let mut handlers = Handlers { stop: Arc::new(stop), threads: Vec::new() };
         for _ in 0..n {
             let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
             let ready = Ready::new()?;
             let watched = watch(&uffd, &stop, &ready);
-            let epoll =
-                watched.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+            let epoll = watched.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
             let life = move || {
                 let _ends_all = EndsAll;
                 run(&uffd, &epoll, Set::of(ready), serve);

@@ -17,7 +17,7 @@ use crate::access::futures::{Ready, Set};
 use crate::base::mutant::{self, Mutant};
 use crate::mapped::task::Rests;
 use crate::source::{Memory, Source};
-use crate::{AnonMap, Cache, Options, Space, SpaceOptions};
+use crate::{AnonMap, Cache, Options, Space};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -161,13 +161,17 @@ fn store(address: *const u8) {
 }
 
 fn space(cache: &Cache) -> Space {
-    Space::new(cache, SpaceOptions::new().handlers(1)).unwrap()
+    Space::new(cache, 1).unwrap()
 }
 
 /// Own memory whose page 9 is in the first slot of the swap, which hangs when it is read.
 fn paged_out() -> (Arc<Gated>, Cache, Space, AnonMap) {
     let swap = Gated::new(Vec::new());
-    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
+    let options = Options {
+        swap_source: Some(swap.clone()),
+        swap_bytes: 4 * MIB as u64,
+        ..Options::new(16 * MIB as u64)
+    };
     let cache = Cache::new(options).unwrap();
     let space = space(&cache);
     let map = space.map_anon(4 * MIB).unwrap();
@@ -212,7 +216,7 @@ fn others_are_served_beside_a_read(mutant: Option<Mutant>) -> bool {
 /// The same while a read of the swap hangs.
 fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
     let (swap, _cache, _space, map) = paged_out();
-    let [hangs, other] = [9, 500].map(|page| map.as_ptr().wrapping_add(page * PAGE).addr());
+    let [hangs, other] = [9, 500].map(|page| map.as_mut_ptr().wrapping_add(page * PAGE).addr());
     let passed = passes(mutant, &swap.read, |reached| {
         let hangs = std::ptr::without_provenance(hangs);
         let mut tasks = Tasks::new();
@@ -243,10 +247,14 @@ fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
 /// has to be written, and the swap hangs.
 fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
     let swap = Gated::new(Vec::new());
-    let options = Options::new(8 * MIB as u64).swap_source(swap.clone(), 64 * MIB as u64);
+    let options = Options {
+        swap_source: Some(swap.clone()),
+        swap_bytes: 64 * MIB as u64,
+        ..Options::new(8 * MIB as u64)
+    };
     let cache = Cache::new(options).unwrap();
     let map = space(&cache).map_anon(16 * MIB).unwrap();
-    let start = map.as_ptr().expose_provenance();
+    let start = map.as_mut_ptr().expose_provenance();
     swap.page.store(u64::MAX / 2, Ordering::Relaxed); // no page
     swap.write.set_closed(true);
     passes(mutant, &swap.write, |reached| {
@@ -291,7 +299,7 @@ fn who_serves_others_does_not_wait_for_a_page_out() {
 #[test]
 fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
     let (swap, _cache, space, map) = paged_out();
-    let address = map.as_ptr().wrapping_add(9 * PAGE);
+    let address = map.as_mut_ptr().wrapping_add(9 * PAGE);
     let mut tasks = Tasks::new();
     assert_eq!(tasks.begin(address, FaultAccess::Load), None);
     swap.read.wait_for_one();
@@ -346,7 +354,7 @@ fn is_read_after_a_late_answer(mutant: Option<Mutant>) -> bool {
     // The addresses that are free are given out again; perhaps to another test first.
     let maps: Vec<_> = (0..1000).map(|_| space.map_file(&good, whole.clone()).unwrap()).collect();
     let again = maps.iter().find(|map| map.as_ptr().wrapping_add(PAGE) == address);
-    if again.is_none() || !space.serves_system_calls() {
+    if again.is_none() || !space.stats().serves_system_calls {
         return mutant.is_none();
     }
     mutant::with(mutant, || handlers::answer(space.uffd(), address.addr(), &fault));
@@ -368,7 +376,7 @@ fn a_late_answer_poisons_no_page_of_another_map() {
 fn a_message_is_not_about_a_map_of_a_space_without_handlers() {
     let cache = Cache::new(Options::new(8 * MIB as u64)).unwrap();
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGE]))).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let map = space.map_file(&file, 0..PAGE as u64).unwrap();
     assert_eq!(Tasks::new().begin(map.as_ptr(), FaultAccess::Load), Some(Fault::Elsewhere));
 }
@@ -379,8 +387,8 @@ fn a_task_without_memory_fails_when_its_patience_is_over() {
     options.patience = Duration::from_millis(50);
     let cache = Cache::new(options).unwrap();
     let map = space(&cache).map_anon(16 * MIB).unwrap();
-    map.as_ptr().expose_provenance();
-    let address = |page: usize| map.as_ptr().wrapping_add(page * PAGE);
+    map.as_mut_ptr().expose_provenance();
+    let address = |page: usize| map.as_mut_ptr().wrapping_add(page * PAGE);
     let mut tasks = Tasks::new();
     let mut all = 0..16 * MIB / PAGE;
     let mut fails = |page: usize| {
@@ -424,7 +432,7 @@ fn one_handler_thread_serves_own_memory_while_the_swap_hangs() {
     let (swap, _cache, _space, map) = paged_out();
     let load = |map: &AnonMap, page: usize| {
         // SAFETY: in the map, and nobody stores there.
-        unsafe { map.as_ptr().wrapping_add(page * PAGE).read_volatile() }
+        unsafe { map.as_mut_ptr().wrapping_add(page * PAGE).read_volatile() }
     };
     std::thread::scope(|scope| {
         let hangs = scope.spawn(|| load(&map, 9));

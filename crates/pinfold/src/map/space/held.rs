@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::anon::HELD_SHARE;
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend;
 use crate::mapped::task::{Waiter, now};
@@ -24,6 +24,7 @@ use crate::pages::handle::Handle;
 pub(super) struct Holds(AtomicU32);
 
 impl Holds {
+    #[cfg(feature = "testing")]
     pub(super) fn are_there(&self) -> bool {
         // Acquire: pairs with the release in the drop below.
         self.0.load(Ordering::Acquire) > 0
@@ -96,7 +97,7 @@ impl<'a> HeldBytes<'a> {
             let (held_bytes, most_bytes) = (bytes(held_pages), bytes(most));
             let name = handle.mapping.path.clone();
             let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
-            ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
+            Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
         };
         if pages.end - pages.start > u64::from(most) {
             return Err(too_large(core.mapped.held.pages()).into());
@@ -115,7 +116,7 @@ impl<'a> HeldBytes<'a> {
                 // The mirror has no page of the folio beyond that; the file may be longer by now.
                 let path = handle.mapping.path.clone();
                 let len_bytes = folio.offset() + folio.frame().file_bytes() as u64;
-                return Err(ErrorKind::BeyondEnd { path, page: has_end, len_bytes }.into());
+                return Err(Cause::BeyondEnd { path, page: has_end, len_bytes }.into());
             }
             page = folio_end;
             if !mutant::on(Mutant::HoldsNothing) {
@@ -128,11 +129,6 @@ impl<'a> HeldBytes<'a> {
         held.bytes = unsafe { std::slice::from_raw_parts(first, len) };
         Ok(held)
     }
-
-    /// The range, in bytes from the start of the map.
-    pub fn range(&self) -> Range<usize> {
-        self.range.clone()
-    }
 }
 
 /// The folio of `page`, in the mirror as long as what this returns.
@@ -144,7 +140,7 @@ fn folio_in_mirror(handle: &Handle, page: u64) -> Result<Held<'_>> {
         if let Some(held) = now(lend::put(handle, page, Waiter::Thread))? {
             return Ok(held);
         }
-        if since.elapsed() > handle.core.options.patience {
+        if since.elapsed() > handle.core.options.patience() {
             return Err(lend::older_version(&handle.mapping));
         }
         handle.mapping.mirror_of_folios().wait_for_place(&(page..page + 1), lend::NAP);

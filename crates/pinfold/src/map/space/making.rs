@@ -14,7 +14,9 @@ use super::signal;
 use super::stats::SpaceStats;
 use crate::base::sync::Mutex;
 use crate::cache::Cache;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::map::lend::Mapper;
 use crate::mapped::uffd::{Ask, Uffd};
@@ -22,43 +24,16 @@ use crate::mapped::uffd::{Ask, Uffd};
 /// The most handler threads of a space.
 const HANDLERS_MAX: usize = 64;
 
-/// Options of a [`Space`].
+/// Ways to serve the faults of a [`Space`]. Feature `testing`: for comparisons only.
+#[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SpaceOptions {
-    lock: FaultLock,
-    io: FaultIo,
-    handlers: usize,
-}
-
-impl SpaceOptions {
-    /// Faults take the lock of their map alone, keep none while they wait for a read, and are
-    /// served by the thread that faults.
-    pub fn new() -> Self {
-        SpaceOptions::default()
-    }
-
     /// Which lock a fault takes again once its page was read.
-    #[must_use]
-    pub fn lock(mut self, lock: FaultLock) -> Self {
-        self.lock = lock;
-        self
-    }
-
+    pub lock: FaultLock,
     /// What a fault does with its lock while its page is read.
-    #[must_use]
-    pub fn io(mut self, io: FaultIo) -> Self {
-        self.io = io;
-        self
-    }
-
-    /// How many threads of the space serve faults: up to 64; more are taken for 64. 0, which is the
-    /// default: none, and each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a
-    /// fault"). A few are enough, however many faults wait for reads.
-    #[must_use]
-    pub fn handlers(mut self, threads: usize) -> Self {
-        self.handlers = threads.min(HANDLERS_MAX);
-        self
-    }
+    pub io: FaultIo,
+    /// How many threads serve faults, as for [`Space::new`].
+    pub handlers: usize,
 }
 
 /// Where files of one cache are mapped into the program's memory, and where the program has memory
@@ -68,11 +43,11 @@ impl SpaceOptions {
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
-/// use pinfold::{Space, SpaceOptions};
+/// use pinfold::Space;
 ///
 /// # let cache = Cache::new(Options::new(8 << 20))?;
 /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-/// let space = Space::new(&cache, SpaceOptions::new())?;
+/// let space = Space::new(&cache, 0)?;
 /// let map = space.map_file(&file, 0..file.len())?;
 /// // SAFETY: nobody changes the file, and its bytes can be read.
 /// let bytes = unsafe { map.as_slice() };
@@ -106,14 +81,14 @@ impl SpaceOptions {
 ///     `write` from a map, use [`Map::hold`], or handler threads.
 ///   - No access may happen where the thread could not call the cache: in a signal handler, for
 ///     example, or under a lock of a source that reads for the cache.
-/// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
-///   kernel. It costs two switches of threads for each fault. A handler thread waits for no read
-///   (but with [`FaultIo::Hold`]): the cache's ring reads, or its threads. So one handler is enough
+/// - **Threads of the space** ([`new`](Self::new)). The thread that faults waits in the
+///   kernel. It costs two switches of threads for each fault. A handler thread waits for no
+///   read: the cache's ring reads, or its threads. So one handler is enough
 ///   for any number of faults that wait; more of them share the work of copying pages and evicting.
 ///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
 ///   seconds, in which no read ends. Nothing of the above concerns such a space: system
 ///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`serves_system_calls`](Self::serves_system_calls)). But who waits for a page there waits for
+///   ([`SpaceStats::serves_system_calls`]). But who waits for a page there waits for
 ///   threads of the cache, so it must have nothing that these need:
 ///   - A signal handler may access a map, as the cache's threads block the signals that a program
 ///     is sent. But not one that may have interrupted its thread in a call of the cache or of the
@@ -130,8 +105,9 @@ impl SpaceOptions {
 /// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
 /// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
 /// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
-/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`, or until the
-/// cache evicts pages near it. [`Map::read_at`] returns an error instead.
+/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed); until it is unmapped; or until the
+/// cache evicts pages near it. [`File::read_at`] returns an error
+/// instead, and [`last_failure`](Self::last_failure) tells it.
 ///
 /// # Forking
 ///
@@ -157,23 +133,38 @@ impl std::fmt::Debug for Space {
 impl Space {
     /// A space without maps, for files of `cache`, which it keeps alive.
     ///
+    /// `handlers` is the number of threads that serve faults: up to 64; more are taken for 64. A few
+    /// are enough, however many faults wait for reads. 0: none, and each thread serves its own
+    /// faults, by a handler of SIGBUS ([`Space`], "Who serves a fault").
+    ///
     /// # Errors
-    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from
-    /// its budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system refuses one, or the
-    /// kernel is too old (handler threads need Linux 6.6): the message says what to do.
-    /// [`ErrorKind::SignalHandler`] if the handler of SIGBUS cannot be installed; with handler
-    /// threads [`ErrorKind::Thread`] or [`ErrorKind::Eventfd`] if they cannot be started.
-    /// [`ErrorKind::Forked`] in a forked child.
-    pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
+    /// [`ErrorKind::Invalid`] if the cache has less than 8 MiB: memory for maps is taken from
+    /// its budget 2 MiB at a time. [`ErrorKind::System`] if the system refuses a userfaultfd, the
+    /// handler of SIGBUS or the handler threads, or if the kernel is too old (handler threads need
+    /// Linux 6.6): the message says what to do. [`ErrorKind::Forked`] in a forked child.
+    pub fn new(cache: &Cache, handlers: usize) -> Result<Self> {
+        Space::make(cache, FaultLock::default(), FaultIo::default(), handlers)
+    }
+
+    /// [`new`](Self::new), with another way to serve faults. Feature `testing`: for comparisons only.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[cfg(feature = "testing")]
+    pub fn with(cache: &Cache, options: SpaceOptions) -> Result<Self> {
+        Space::make(cache, options.lock, options.io, options.handlers)
+    }
+
+    fn make(cache: &Cache, lock: FaultLock, io: FaultIo, handlers: usize) -> Result<Self> {
         cache.core().check_owner()?;
         let mapper = Mapper::new(cache.core())?;
-        let SpaceOptions { lock, io, handlers } = options;
+        let handlers = handlers.min(HANDLERS_MAX);
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);
         let handlers = match handlers {
             0 => {
                 let installed = signal::install();
-                installed.map_err(|why| ErrorKind::SignalHandler { cause: Arc::new(why) })?;
+                installed.map_err(|why| Cause::SignalHandler { cause: Arc::new(why) })?;
                 None
             }
             n => Some(Handlers::start(n, &uffd, core::serve_message)?),
@@ -199,14 +190,13 @@ impl Space {
     /// for each 4 GiB of the file.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
-    /// refuses (`ENOMEM`: the process has as many VMAs as `vm.max_map_count` allows, or no more
-    /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
-    /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
-    /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
-    /// it (`EFBIG`: `ulimit -f`; `EMFILE`: the process has no descriptor left), no addresses, or no
-    /// memory; [`ErrorKind::Userfaultfd`] if the first map of the cache gets none for the cache's
-    /// own view; [`ErrorKind::Forked`] in a forked child.
+    /// [`ErrorKind::Invalid`] for a range that cannot be mapped, or if the file is of another cache;
+    /// [`ErrorKind::BeyondEnd`] if the range ends beyond the file; [`ErrorKind::Busy`] if the file
+    /// was ever served to other processes by this cache ([`Clients`](crate::Clients));
+    /// [`ErrorKind::System`] if the system refuses (`ENOMEM`: the process has as many VMAs as
+    /// `vm.max_map_count` allows, no more address space, or no memory; `EFBIG`: `ulimit -f`;
+    /// `EMFILE`: the process has no descriptor left; or no userfaultfd for the cache's own view);
+    /// [`ErrorKind::Forked`] in a forked child.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }
@@ -220,10 +210,10 @@ impl Space {
     /// cache keeps free. Without a swap, no more than that can be stored to.
     ///
     /// ```
-    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # use pinfold::{Cache, Options, Space};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
-    /// let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let cache = Cache::new(Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20, ..Options::new(8 << 20) })?;
+    /// let space = Space::new(&cache, 0)?;
     /// let memory = space.map_anon(32 << 20)?;
     /// memory.write_at(b"hello", 20 << 20)?;
     /// memory.page_out(0..memory.len())?;
@@ -239,12 +229,12 @@ impl Space {
     /// 2 MiB of address space.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`:
+    /// [`ErrorKind::Invalid`] if `len` is 0; [`ErrorKind::System`] if the system refuses (`EINVAL`:
     /// it has no write protection by userfaultfd; it does not tell which pages are protected, which
     /// `x86_64` does since Linux 5.14; `/proc` is not mounted, or the process may not read
     /// `/proc/self/pagemap`, as after a change of its user (`PR_SET_DUMPABLE`); `ENOMEM`: it
     /// does not have so many addresses, or so much memory for what is kept of each page);
-    /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
+    /// [`ErrorKind::TooMany`]; [`ErrorKind::Forked`].
     pub fn map_anon(&self, len: usize) -> Result<AnonMap> {
         AnonMap::anonymous(&self.core, len)
     }
@@ -270,7 +260,11 @@ impl Space {
     /// What has happened so far. All zeros in a forked child.
     pub fn stats(&self) -> SpaceStats {
         let here = self.core.cache.core().owner.is_here();
-        if here { self.core.shared.counters.report() } else { SpaceStats::default() }
+        if here {
+            self.core.shared.counters.report(self.core.uffd.serves_system_calls())
+        } else {
+            SpaceStats::default()
+        }
     }
 
     /// The error of the last access to any of its maps that failed. `None` in a forked child.
@@ -283,12 +277,5 @@ impl Space {
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn uffd(&self) -> &Uffd {
         &self.core.uffd
-    }
-
-    /// Whether system calls that touch absent pages wait for them. False without handler threads;
-    /// and with them, if the process has no privilege for it: root, `vm.unprivileged_userfaultfd`,
-    /// or access to `/dev/userfaultfd`.
-    pub fn serves_system_calls(&self) -> bool {
-        self.core.uffd.serves_system_calls()
     }
 }

@@ -44,7 +44,9 @@ use super::vma::{Mapped, Vma, begin, end};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
-use crate::error::{Error, ErrorKind, MapRangeCause, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, MapRangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::map::lend;
@@ -107,7 +109,7 @@ impl Map {
         let refused = |cause| refused(file, &range, cause);
         let mirror = lend::reaching(file.handle(), range.end)?;
         let path = || file.handle().mapping.path.clone();
-        let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
+        let served = || Cause::MappedOrServed { path: path(), what: "map" };
         let may_map = mirror.map().ok_or_else(served)?;
         let target = Arc::new(MapTarget::new(file.clone(), None, space.clone()));
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
@@ -147,24 +149,38 @@ impl Map {
         self.reservation.start
     }
 
-    /// The length in bytes.
+    /// The length in bytes; no map is empty.
+    #[allow(clippy::len_without_is_empty, reason = "none is")]
     pub fn len(&self) -> usize {
         bytes(&self.range)
     }
 
-    /// False: no map is empty.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// The bytes of the file that it maps.
+    /// The bytes of the file that it maps. Feature `testing`.
+    #[cfg(feature = "testing")]
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// The error of the last access to the map that failed, which SIGBUS does not tell. `None` if
-    /// none has failed, and in a forked child.
-    pub fn last_failure(&self) -> Option<Error> {
+    /// Copies bytes from `offset` of the map on to `buf`, as [`File::read_at`] does. Feature
+    /// `testing`.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    #[cfg(feature = "testing")]
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let left = (self.len() as u64).saturating_sub(offset);
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
+        if bytes == 0 {
+            return Ok(0);
+        }
+        self.target.file.read_at(&mut buf[..bytes], self.range.start + offset)
+    }
+
+    /// The error of the last access to the map that failed. `None` if none has failed, and in a
+    /// forked child. Feature `testing`: [`Space::last_failure`](super::Space::last_failure) has that
+    /// of the last access to any map.
+    #[cfg(feature = "testing")]
+    pub fn last_failure(&self) -> Option<crate::Error> {
         self.target.last_failure()
     }
 
@@ -185,20 +201,6 @@ impl Map {
         unsafe { slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// Copies bytes from `offset` of the map on to `buf`, through the cache: with errors instead of
-    /// signals. Returns how many: `buf.len()`, fewer at the end of the map or of the file.
-    ///
-    /// # Errors
-    /// As [`File::read_at`].
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let left = (self.len() as u64).saturating_sub(offset);
-        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
-        if bytes == 0 {
-            return Ok(0);
-        }
-        self.target.file.read_at(&mut buf[..bytes], self.range.start + offset)
-    }
-
     /// Says how the bytes `range` of the map will be used. `Sequential` and `Random` concern the
     /// whole map, until the next of the two. `WillNeed` brings the pages of the range that the file
     /// has, at most a quarter of the budget, and waits for them. `DontNeed` takes the pages out of
@@ -206,9 +208,9 @@ impl Map {
     /// and the next access maps them again. Other maps keep them.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
+    /// [`ErrorKind::Invalid`] if the range is reversed, or ends beyond the map;
     /// [`ErrorKind::Forked`]; for `WillNeed` as [`File::read_at`], of the first page that fails;
-    /// for `DontNeed` [`ErrorKind::Map`] if the system refuses.
+    /// for `DontNeed` [`ErrorKind::System`] if the system refuses.
     pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;
@@ -236,7 +238,7 @@ impl Map {
     }
 
     /// # Errors
-    /// [`ErrorKind::MapRange`] if the range is not in the map.
+    /// [`ErrorKind::Invalid`] if the range is not in the map.
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
         self.target.check(what, range, self.len())
     }
@@ -254,12 +256,12 @@ impl Map {
     /// held.
     ///
     /// ```
-    /// # use pinfold::{Cache, Options, Space, SpaceOptions, source::Memory};
+    /// # use pinfold::{Cache, Options, Space, source::Memory};
     /// # use std::io::Write;
     /// # let cache = Cache::new(Options::new(8 << 20))?;
     /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
     /// # let mut to = tempfile::tempfile().unwrap();
-    /// let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let space = Space::new(&cache, 0)?;
     /// let map = space.map_file(&file, 0..file.len())?;
     /// for start in (0..map.len()).step_by(1 << 16) {
     ///     to.write_all(&map.hold(start..map.len().min(start + (1 << 16)))?).unwrap();
@@ -271,9 +273,9 @@ impl Map {
     /// absent.
     ///
     /// # Errors
-    /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
-    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Map`] if the map may
-    /// not be read ([`protect`](Self::protect)); [`ErrorKind::Mirror`] if somebody uses an older
+    /// [`ErrorKind::TooLarge`] if more than a quarter of the budget would be held;
+    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::System`] if the map may
+    /// not be read ([`protect`](Self::protect)); [`ErrorKind::Busy`] if somebody uses an older
     /// version of a page for 2 seconds; [`ErrorKind::Forked`]; as [`File::get`].
     pub fn hold(&self, range: Range<usize>) -> Result<HeldBytes<'_>> {
         let handle = self.target.file.handle();
@@ -291,7 +293,7 @@ impl Map {
         // `holds`.
         let held = unsafe { HeldBytes::new(handle, hold, place, range.clone()) }?;
         // A page that could not be read before may be poisoned.
-        if self.target.space.handlers.is_some() && self.last_failure().is_some() {
+        if self.target.space.handlers.is_some() && self.target.last_failure().is_some() {
             self.zap(&range)?;
         }
         Ok(held)
@@ -314,7 +316,7 @@ impl Map {
             let put = || now(lend::put(handle, page, Waiter::Thread)).map(drop);
             let done = handle.check_page(page).and_then(|()| put());
             match done {
-                Err(error) if matches!(error.kind(), ErrorKind::BeyondEnd { .. }) => break,
+                Err(error) if matches!(error.cause(), Cause::BeyondEnd { .. }) => break,
                 done => done?,
             }
         }
@@ -420,8 +422,9 @@ impl Map {
     /// for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Map`] if the system refuses, or (`EBUSY`) if something of the map is held
+    /// [`ErrorKind::System`] if the system refuses, or (`EBUSY`) if something of the map is held
     /// ([`hold`](Self::hold)) that could not be read then; [`ErrorKind::Forked`].
+    #[cfg(feature = "testing")]
     pub fn protect(&self, readable: bool) -> Result<()> {
         let file = &self.target.file;
         file.handle().core.check_owner()?;
@@ -435,17 +438,6 @@ impl Map {
             Ok(())
         });
         allowed.map_err(|cause| refused(file, &self.range, cause))
-    }
-
-    /// Unmaps the range; its pages stay cached. Waits for faults of other threads that have the
-    /// lock of the map: for none that waits for a read, unless the space is one that keeps the lock
-    /// meanwhile ([`FaultIo::Hold`](super::FaultIo::Hold)).
-    ///
-    /// # Errors
-    /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
-    pub fn unmap(self) -> Result<()> {
-        self.target.file.handle().core.check_owner()
-        // The drop unmaps it.
     }
 
     /// Changes the record, while no fault reads it.
@@ -538,19 +530,19 @@ unsafe fn reserve_again(pages: &Range<usize>) -> io::Result<()> {
 }
 
 /// # Errors
-/// [`ErrorKind::ForeignSpace`] if the file is of another cache than the space's.
+/// [`ErrorKind::Invalid`] if the file is of another cache than the space's.
 pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     let core = &file.handle().core;
     core.check_owner()?;
     if !Arc::ptr_eq(core, cache.core()) {
         let path = file.handle().mapping.path.clone();
-        return Err(ErrorKind::ForeignSpace { path }.into());
+        return Err(Cause::ForeignSpace { path }.into());
     }
     Ok(())
 }
 
 /// # Errors
-/// [`ErrorKind::MapRange`] if the range of the file cannot be mapped.
+/// [`ErrorKind::Invalid`] if the range of the file cannot be mapped.
 pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     let len_bytes = file.len();
     let cause = if range.start > range.end {
@@ -574,13 +566,13 @@ fn wrong_range(
     cause: MapRangeCause,
 ) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
-    ErrorKind::MapRange { what, path, start: range.start, end: range.end, cause }.into()
+    Cause::MapRange { what, path, start: range.start, end: range.end, cause }.into()
 }
 
 fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
     let (start, end, cause) = (range.start, range.end, Arc::new(cause));
-    ErrorKind::Map { path, start, end, cause }.into()
+    Cause::Map { path, start, end, cause }.into()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -53,11 +53,16 @@ pub(crate) mod vma;
 pub use anon::{HeldRange, Protection};
 #[cfg(not(loom))]
 pub use anon_map::AnonMap;
+#[cfg(feature = "testing")]
 pub use fault::{FaultIo, FaultLock};
 #[cfg(not(loom))]
 pub use held::HeldBytes;
 #[cfg(not(loom))]
-pub use making::{Space, SpaceOptions};
+pub use making::Space;
+#[cfg(all(feature = "testing", not(loom)))]
+pub use making::SpaceOptions;
 #[cfg(not(loom))]
 pub use map::Map;
-pub use stats::{LockWaits, SpaceStats, WAIT_DECADES};
+#[cfg(feature = "testing")]
+pub use stats::LockWaits;
+pub use stats::SpaceStats;

@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 use crate::base::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Decades of [`LockWaits::by_decade`].
-pub const WAIT_DECADES: usize = 8;
+const WAIT_DECADES: usize = 8;
 
 /// What has happened in a [`Space`](super::Space) since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SpaceStats {
+    /// Whether system calls that touch absent pages wait for them. False without handler threads;
+    /// and with them, if the process has no privilege for it: root, `vm.unprivileged_userfaultfd`,
+    /// or access to `/dev/userfaultfd`.
+    pub serves_system_calls: bool,
     /// Faults that the space was asked to serve. An access to a page that is in the map's memory is
     /// none: the kernel serves it alone.
     pub faults: u64,
@@ -27,23 +31,31 @@ pub struct SpaceStats {
     /// Retries that found the page evicted again.
     pub retry_io_miss: u64,
     /// Retries under the lock of the whole space: all of them with
-    /// [`FaultLock::Space`](super::FaultLock::Space), none otherwise.
+    /// [`FaultLock::Space`](super::FaultLock::Space), none otherwise. Feature `testing`, as all that
+    /// is measured of locks.
+    #[cfg(feature = "testing")]
     pub retry_space_lock: u64,
     /// Faults whose map was changed or unmapped while their page was read. The access is repeated.
     pub changed: u64,
     /// Faults whose page could not be read.
     pub failed: u64,
     /// Faults that took the lock of their map.
+    #[cfg(feature = "testing")]
     pub map_readers: LockWaits,
     /// Calls that changed a map: `map_file`, `remap`, `protect`, `unmap`.
+    #[cfg(feature = "testing")]
     pub map_writers: LockWaits,
     /// Faults that took the lock of the whole space.
+    #[cfg(feature = "testing")]
     pub space_readers: LockWaits,
     /// Calls that changed which maps there are.
+    #[cfg(feature = "testing")]
     pub space_writers: LockWaits,
 }
 
-/// How often a lock was taken, and how long threads waited for it.
+/// How often a lock was taken, and how long threads waited for it. Feature `testing`: for comparisons
+/// only.
+#[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockWaits {
@@ -54,7 +66,7 @@ pub struct LockWaits {
     /// The sum of these waits, in nanoseconds.
     pub wait_ns: u64,
     /// These waits by length: below 1 us, below 10 us, and so on; the last are of 1 s and longer.
-    pub by_decade: [u64; WAIT_DECADES],
+    pub by_decade: [u64; 8],
 }
 
 /// The counters of a space.
@@ -75,19 +87,25 @@ pub(crate) struct SpaceCounters {
 }
 
 impl SpaceCounters {
-    pub(crate) fn report(&self) -> SpaceStats {
+    pub(crate) fn report(&self, serves_system_calls: bool) -> SpaceStats {
         SpaceStats {
+            serves_system_calls,
             faults: self.faults.get(),
             there: self.there.get(),
             absent: self.absent.get(),
             retries: self.retries.get(),
             retry_io_miss: self.retry_io_miss.get(),
+            #[cfg(feature = "testing")]
             retry_space_lock: self.retry_space_lock.get(),
             changed: self.changed.get(),
             failed: self.failed.get(),
+            #[cfg(feature = "testing")]
             map_readers: self.map_readers.report(),
+            #[cfg(feature = "testing")]
             map_writers: self.map_writers.report(),
+            #[cfg(feature = "testing")]
             space_readers: self.space_readers.report(),
+            #[cfg(feature = "testing")]
             space_writers: self.space_writers.report(),
         }
     }
@@ -129,6 +147,7 @@ impl WaitCounts {
         }
     }
 
+    #[cfg(feature = "testing")]
     fn report(&self) -> LockWaits {
         let by_decade = std::array::from_fn(|at| self.by_decade[at].get());
         LockWaits {

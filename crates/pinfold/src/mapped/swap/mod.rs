@@ -25,45 +25,47 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use crate::base::guarded::guarded;
 use crate::base::limits::check_file_end;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::PAGE_BYTES;
-use crate::options::{Options, PagedOutTo};
+use crate::options::Options;
 use crate::source::{
     Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, find, is_refusal,
     read_later,
 };
+pub(crate) use choice::PagedOutTo;
 use pages::Unused;
 use slots::{SLOTS_MAX, Slot, SwapSlots};
 
 /// What has happened to a cache's swap, and what is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SwapStats {
+pub(crate) struct SwapStats {
     /// The bytes that it can hold.
-    pub total_bytes: u64,
+    pub(crate) total_bytes: u64,
     /// The bytes that it holds.
-    pub used_bytes: u64,
+    pub(crate) used_bytes: u64,
     /// Pages written to it.
-    pub pages_written: u64,
+    pub(crate) pages_written: u64,
     /// Writes, each of one or more pages.
-    pub writes: u64,
+    pub(crate) writes: u64,
     /// Pages read from it.
-    pub pages_read: u64,
+    pub(crate) pages_read: u64,
     /// Reads, each of one or more pages.
-    pub reads: u64,
+    pub(crate) reads: u64,
     /// Pages that left memory without a write: they were all zeros.
-    pub zeros: u64,
+    pub(crate) zeros: u64,
     /// Page-outs that were given up, because the page was stored to meanwhile.
-    pub stored_meanwhile: u64,
+    pub(crate) stored_meanwhile: u64,
     /// How often a page was to be written and stayed in memory because the swap was full. A page
     /// counts each time.
-    pub full: u64,
+    pub(crate) full: u64,
     /// Writes that failed: their pages stayed in memory.
-    pub write_errors: u64,
+    pub(crate) write_errors: u64,
     /// Reads that failed.
-    pub read_errors: u64,
+    pub(crate) read_errors: u64,
     /// Why the last of them failed.
-    pub last_error: Option<String>,
+    pub(crate) last_error: Option<String>,
 }
 
 /// The swap of one cache.
@@ -132,15 +134,16 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 /// The swap that the options ask for.
 ///
 /// # Errors
-/// [`ErrorKind::SwapFile`].
+/// [`ErrorKind::System`].
 pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swap>> {
-    let Some((place, bytes)) = &options.paged_out_to else { return Ok(None) };
-    let swap = Swap::new(place, *bytes, engine).map_err(|cause| {
+    let Some(place) = options.paged_out_to() else { return Ok(None) };
+    let bytes = options.swap_bytes;
+    let swap = Swap::new(&place, bytes, engine).map_err(|cause| {
         let dir = match place {
-            PagedOutTo::Dir(dir) => Some(dir.clone()),
+            PagedOutTo::Dir(dir) => Some(dir),
             PagedOutTo::Source(_) => None,
         };
-        ErrorKind::SwapFile { dir, bytes: *bytes, cause: Arc::new(cause) }
+        Cause::SwapFile { dir, bytes, cause: Arc::new(cause) }
     });
     Ok(Some(swap?))
 }

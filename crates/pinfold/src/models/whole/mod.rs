@@ -322,7 +322,10 @@ impl Fixture {
         let nodes = unsafe { NodePool::new(base, bytes, PAGE_BYTES) };
         let order_max = Order::new(plan.order_max).expect("a legal order");
         let engine = EngineOptions { ring_depth: 0, ring_ahead: 0, workers_max: 1, lane_max: 1 };
-        let options = Options::new(frames.frames().into()).barrier(plan.barrier);
+        let options = Options {
+            membarrier: plan.barrier == Barrier::Membarrier,
+            ..Options::new(frames.frames().into())
+        };
         let pressure = Pressure::model(frames.frames(), order_max, plan.watermarks, 1);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let core = Arc::new(core.expect("memory for a model"));

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Cause, Error};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
@@ -38,11 +38,11 @@ impl WantedPages {
 
     /// What to read after a read of some of them has failed. `None`: the error is the reader's.
     pub(crate) fn alone(&self, reader: &Handle, error: &Error) -> Option<Plan> {
-        let (offset, bytes, hangs) = match error.kind() {
-            ErrorKind::Read { offset, asked_bytes, cause, .. } => {
+        let (offset, bytes, hangs) = match error.cause() {
+            Cause::Read { offset, asked_bytes, cause, .. } => {
                 (*offset, *asked_bytes, cause.kind() == io::ErrorKind::TimedOut)
             }
-            ErrorKind::Truncated { cause, .. } => (cause.offset, cause.asked_bytes, false),
+            Cause::Truncated { cause, .. } => (cause.offset, cause.asked_bytes, false),
             _ => return None,
         };
         let past = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);

@@ -11,7 +11,7 @@ use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::wait;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
 use crate::pages::core::Core;
 use crate::pages::failures::Failed;
@@ -133,7 +133,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
     /// The error of the read of `asked_bytes` at `offset`.
     fn read_error(&self, offset: u64, asked_bytes: usize, cause: &Arc<io::Error>) -> Error {
         let (path, asked_bytes) = (self.mapping.path.clone(), asked_bytes as u64);
-        ErrorKind::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
+        Cause::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
     }
 
     /// Futures are woken when all have landed: a waker may want one of the others.
@@ -164,7 +164,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
                     let got = got.saturating_sub(at as usize).min(filling.order.bytes());
                     self.mapping
                         .check_read(offset + at, filling.order.bytes(), got)
-                        .map_err(|cause| ErrorKind::Truncated { path: path(), cause }.into())
+                        .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
                 }
                 Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
             };

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::{For, prepare};
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::source::Source;
-use crate::{Cache, ErrorKind, File, Options, ReadAt, Result};
+use crate::{Cache, File, Options, ReadAt, Result};
 
 const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 8 * MIB;
@@ -95,7 +96,7 @@ fn beside_one_that_hangs(way: Way, threads: u64, mutant: Option<Mutant>) -> (u64
             scope.spawn(move || {
                 let read = mutant::with(mutant, || way(cache, hung, n << 22));
                 if let Err(error) = read {
-                    assert!(matches!(error.kind(), ErrorKind::NoMemory { .. }), "{error:?}");
+                    assert!(matches!(error.cause(), Cause::NoMemory { .. }), "{error:?}");
                     refused.fetch_add(1, Ordering::SeqCst);
                 }
             });

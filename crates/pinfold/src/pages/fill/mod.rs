@@ -42,7 +42,7 @@ mod tests;
 use std::time::Instant;
 
 use crate::base::counters::Event;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{Frame, MAPPING_NONE};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
@@ -111,7 +111,7 @@ fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
     let changing = mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
     let held = core.hold_under_change(head);
-    let too_many = || ErrorKind::TooManyReferences { path: mapping.path.clone(), page }.into();
+    let too_many = || Cause::TooManyReferences { path: mapping.path.clone(), page }.into();
     held.map(Some).ok_or_else(too_many)
 }
 

@@ -12,8 +12,9 @@ use pinfold_testing::waker::Woken;
 
 use super::{For, prepare};
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::source::{Memory, Source};
-use crate::{Cache, Error, ErrorKind, File, Hint, Options, ReadAt, Result};
+use crate::{Cache, Error, File, Hint, Options, ReadAt, Result};
 
 fn file() -> (Cache, File) {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
@@ -36,7 +37,7 @@ fn a_batch_that_is_dropped_lands_with_an_error_for_all_who_wait() {
         }
         drop(batch);
         let error = waits.join().unwrap().unwrap_err();
-        let ErrorKind::Read { offset: 4096, asked_bytes: 24_576, cause, .. } = error.kind() else {
+        let Cause::Read { offset: 4096, asked_bytes: 24_576, cause, .. } = error.cause() else {
             panic!("{error:?}")
         };
         assert_eq!(cause.to_string(), "the read was given up");
@@ -193,7 +194,7 @@ fn fail_by_a_read_of_others() -> Vec<&'static str> {
             let error = way(cache, &file).err();
             let own = reads.join().unwrap();
             let of_page = |error: &Error| {
-                matches!(error.kind(), ErrorKind::Read { offset: 20_480, asked_bytes: 4096, .. })
+                matches!(error.cause(), Cause::Read { offset: 20_480, asked_bytes: 4096, .. })
             };
             assert!(of_page(&own), "{own:?}");
             let resident = cache.stats().resident_bytes;
@@ -235,7 +236,7 @@ fn read_though_it_hangs(kind: io::ErrorKind, patience: Duration) -> (usize, usiz
         match done {
             Ok(()) => got += 1,
             Err(error) => {
-                assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{name}: {error:?}");
+                assert!(matches!(error.cause(), Cause::Read { .. }), "{name}: {error:?}");
             }
         }
         reads += source.reads.load(Ordering::SeqCst);
@@ -285,7 +286,7 @@ fn reads_of_a_batch_and_who_waits(mutant: Option<Mutant>) -> usize {
         }
         mutant::with(mutant, || batch.read(false));
         let error = waits.join().unwrap();
-        assert!(matches!(error.kind(), ErrorKind::Read { offset: 20_480, .. }), "{error:?}");
+        assert!(matches!(error.cause(), Cause::Read { offset: 20_480, .. }), "{error:?}");
     });
     source.reads.load(Ordering::SeqCst)
 }
@@ -338,8 +339,8 @@ fn fail_where_a_source_has_shrunk() -> [Option<Error>; 3] {
 
 #[test]
 fn a_page_is_there_if_the_source_has_shrunk_after_it() {
-    let ends_at_6 = |error: &Error| match error.kind() {
-        ErrorKind::Truncated { cause, .. } => cause.offset == 6 << 12,
+    let ends_at_6 = |error: &Error| match error.cause() {
+        Cause::Truncated { cause, .. } => cause.offset == 6 << 12,
         _ => false,
     };
     let failed = fail_where_a_source_has_shrunk();

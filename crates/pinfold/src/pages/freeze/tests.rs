@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::index::Mark;
 use crate::pages::reclaim;
 use crate::source::Memory;
-use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
+use crate::{Cache, Error, File, Hint, Options};
+
+const BUDGET_MIN_BYTES: u64 = *crate::Options::BUDGET_BYTES.start();
 
 const PAGE: u64 = 4096;
 
@@ -19,7 +22,9 @@ struct Marked {
 
 impl Marked {
     fn new(mark: Mark) -> Self {
-        let cache = Cache::new(Options::new(BUDGET_MIN_BYTES).readahead_max_bytes(0)).unwrap();
+        let cache =
+            Cache::new(Options { readahead_max_bytes: 0, ..Options::new(BUDGET_MIN_BYTES) })
+                .unwrap();
         let memory = Arc::new(Memory::new(vec![1; 4 * PAGE as usize]));
         let file = cache.attach("written to", memory.clone()).unwrap();
         let marked = Marked { cache, memory, file };
@@ -143,7 +148,8 @@ fn a_split_and_a_move_keep_the_mark() {
 /// When only dirty pages are left, the error says how many bytes are dirty.
 #[test]
 fn memory_full_of_what_is_dirty_is_an_error_that_says_so() {
-    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES).readahead_max_bytes(0)).unwrap();
+    let cache =
+        Cache::new(Options { readahead_max_bytes: 0, ..Options::new(BUDGET_MIN_BYTES) }).unwrap();
     let pages = BUDGET_MIN_BYTES / PAGE;
     let memory = Arc::new(Memory::new(vec![1; (2 * BUDGET_MIN_BYTES) as usize]));
     let file = cache.attach("written to", memory).unwrap();
@@ -156,7 +162,7 @@ fn memory_full_of_what_is_dirty_is_an_error_that_says_so() {
         let got = file.get(page).map(std::mem::forget);
         got.err()
     });
-    let Some(ErrorKind::NoMemory { dirty_bytes, held_bytes, .. }) = error.as_ref().map(Error::kind)
+    let Some(Cause::NoMemory { dirty_bytes, held_bytes, .. }) = error.as_ref().map(Error::cause)
     else {
         panic!("not the error that was expected: {error:?}");
     };

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::ReadUnder;
 use crate::base::mutant::{self, Mutant};
+use crate::error::Cause;
 use crate::source::Memory;
-use crate::{Cache, ErrorKind, File, Options, Result};
+use crate::{Cache, File, Options, Result};
 
 fn attach(cache: &Cache, byte: u8) -> Result<File> {
     cache.attach("file", Arc::new(Memory::new(vec![byte; 64 << 10])))
@@ -79,7 +80,7 @@ fn more_files_at_once_than_can_be_numbered_are_an_error() {
     first.handle().core.mappings.table().ids_end = 2;
     let second = attach(&cache, 2).unwrap();
     let error = attach(&cache, 3).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::TooManyFiles { most: 2, .. }), "{error:?}");
+    assert!(matches!(error.cause(), Cause::TooManyFiles { most: 2, .. }), "{error:?}");
     assert_eq!(error.to_string(), "cannot open file: 2 files are cached, and can be no more");
     drop(second);
     check(&attach(&cache, 3).unwrap(), 3);

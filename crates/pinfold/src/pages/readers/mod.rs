@@ -57,7 +57,7 @@ use crate::base::counters::{Counters, Event};
 use crate::base::fork::Birth;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::FrameNumber;
 
 use crate::base::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
@@ -65,7 +65,7 @@ pub(crate) use crate::base::sizes::{SEATS_FURTHER, SLOTS};
 
 /// The most [`Reader`](crate::Reader)s of one cache at once. One that has borrowed more than 16
 /// pages in a batch counts as two, three or four of them.
-pub const READERS_MAX: usize = CHUNK * CHUNKS;
+pub(crate) const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// From so many records in use on, no reader gets a further one: the rest is for new readers.
 const FURTHER_END: usize = READERS_MAX - READERS_MAX / 4;
@@ -212,7 +212,7 @@ impl Readers {
         mut seats: MutexGuard<'_, Seats>,
         further: bool,
     ) -> Result<ReaderSeat> {
-        let number = seats.take().ok_or(ErrorKind::TooManyReaders { most: READERS_MAX })?;
+        let number = seats.take().ok_or(Cause::TooManyReaders { most: READERS_MAX })?;
         seats.further += u64::from(further);
         // Release: pairs with the acquire in `announced`.
         let unseen = further && mutant::on(Mutant::FurtherUnseen);

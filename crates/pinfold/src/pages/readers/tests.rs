@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::{Barrier, LOOK_MAX, READERS_MAX, Readers};
 use crate::base::counters::{Counters, Event};
 use crate::base::mutant::{self, Mutant};
-use crate::error::ErrorKind;
+use crate::error::Cause;
 use crate::frames::FrameNumber;
 use crate::source::Memory;
 use crate::{Cache, Options};
@@ -38,7 +38,7 @@ fn records_are_used_again_and_no_more_than_there_can_be() {
     let readers = Arc::new(Readers::new(Barrier::FullFence));
     let mut seats: Vec<_> = (0..READERS_MAX).map(|_| readers.register().unwrap()).collect();
     let error = readers.register().unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::TooManyReaders { most: READERS_MAX }), "{error:?}");
+    assert!(matches!(error.cause(), Cause::TooManyReaders { most: READERS_MAX }), "{error:?}");
     let left = seats.swap_remove(100).number;
     assert_eq!(readers.register().unwrap().number, left);
     drop(seats);
@@ -121,12 +121,12 @@ fn dropped_while_refused() -> [u64; 3] {
     let reader = cache.reader().unwrap();
     core.readers.refuse_membarrier();
     assert_eq!(file.invalidate(0..4096).unwrap(), 4096);
-    let after_drop = cache.stats().borrow.deferred_folios;
+    let after_drop = cache.stats().deferred_folios;
     crate::pages::freeze::collect(core);
-    let after_another = cache.stats().borrow.deferred_folios;
+    let after_another = cache.stats().deferred_folios;
     drop(reader);
     crate::pages::freeze::collect(core);
-    [after_drop, after_another, cache.stats().borrow.deferred_folios]
+    [after_drop, after_another, cache.stats().deferred_folios]
 }
 
 #[test]

@@ -27,7 +27,9 @@ use super::unmovable::alloc_unmovable_now;
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::BLOCK_ORDER_MIN;
-use crate::error::{ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES};
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
@@ -62,7 +64,7 @@ unsafe impl Sync for CopyMapping {}
 ///
 /// # Errors
 /// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
-/// be; [`ErrorKind::Reserve`] if the system refuses the mapping; [`ErrorKind::Forked`].
+/// be; [`ErrorKind::System`] if the system refuses the mapping; [`ErrorKind::Forked`].
 pub(crate) fn allocate_copy(
     core: &Arc<Core>,
     (mapping, page): (&Mapping, u64),
@@ -204,7 +206,7 @@ impl Drop for Copied {
 
 impl CopyMapping {
     /// # Errors
-    /// [`ErrorKind::Reserve`].
+    /// [`ErrorKind::System`].
     fn map(bytes: usize) -> Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -212,7 +214,7 @@ impl CopyMapping {
         let at = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE)
         };
-        let at = at.map_err(|errno| ErrorKind::Reserve {
+        let at = at.map_err(|errno| Cause::Reserve {
             bytes: bytes as u64,
             cause: Arc::new(errno.into()),
         })?;

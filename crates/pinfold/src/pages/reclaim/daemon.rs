@@ -8,7 +8,7 @@ use super::{NAP_MAX, NAP_MIN};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
 use crate::base::threads::without_signals;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::pages::core::Core;
 use crate::pages::outside::Outside;
 use crate::pages::pressure::Listener;
@@ -37,7 +37,7 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     };
     let start = || thread::Builder::new().name(NAME.to_owned()).spawn(life);
     let thread = without_signals(start)
-        .map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?;
+        .map_err(|cause| Cause::Thread { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
 }

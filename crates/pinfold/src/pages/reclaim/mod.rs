@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use crate::base::counters::Event;
 use crate::base::sizes::BLOCK_ORDER_MIN;
 use crate::base::sync::Ordering;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
@@ -90,7 +90,7 @@ impl Shortage {
         let bytes = |pages: fn(Share) -> u32| {
             share.map_or(0, |share| u64::from(pages(share)) << PAGE_SHIFT)
         };
-        ErrorKind::NoMemory {
+        Cause::NoMemory {
             path: mapping.path.clone(),
             offset: page << PAGE_SHIFT,
             wanted_bytes,
@@ -261,14 +261,14 @@ impl Patience {
             self.since = Instant::now();
         }
         let waits_for_reads = !in_a_source && core.engine.reads().under_way;
-        let limit = if waits_for_reads { reads_take(core) } else { core.options.patience };
+        let limit = if waits_for_reads { reads_take(core) } else { core.options.patience() };
         self.since.elapsed() > limit
     }
 }
 
 /// How long it waits while reads are under way and none ends. A source that takes longer hangs.
 pub(crate) fn reads_take(core: &Core) -> Duration {
-    core.options.patience.saturating_mul(READS_TAKE)
+    core.options.patience().saturating_mul(READS_TAKE)
 }
 
 /// What the memory is full of, for who wanted so many bytes.

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use super::allocate;
 use super::evict::EVICTORS_MAX;
 use crate::base::counters::Event;
+use crate::error::Cause;
 use crate::frames::Order;
 use crate::pages::pressure::Claim;
 use crate::source::{Extent, Memory, Source};
-use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
+use crate::{Cache, Error, File, Hint, Options};
+
+const BUDGET_MIN_BYTES: u64 = *crate::Options::BUDGET_BYTES.start();
 
 /// How long an allocation goes on after all of memory, which others held, was let go of; they held
 /// it for about two milliseconds.
@@ -153,7 +156,7 @@ fn with_all_on_its_way(cache: &Cache, slow: &Arc<Slow>, body: impl FnOnce(&File)
 }
 
 fn impatient() -> Cache {
-    let mut options = Options::new(BUDGET_MIN_BYTES).io_uring(false);
+    let mut options = Options { io_uring: false, ..Options::new(BUDGET_MIN_BYTES) };
     options.patience = PATIENCE;
     Cache::new(options).unwrap()
 }
@@ -173,9 +176,7 @@ fn a_source_that_hangs_is_not_waited_for_without_end() {
             slow.open();
             let read = waiter.join().unwrap();
             let error = read.expect_err("nothing can be evicted");
-            let ErrorKind::NoMemory { filling_bytes, .. } = *error.kind() else {
-                panic!("{error:?}")
-            };
+            let Cause::NoMemory { filling_bytes, .. } = *error.cause() else { panic!("{error:?}") };
             assert_ne!(filling_bytes, 0);
         });
     });
@@ -270,11 +271,11 @@ fn a_layered_source_that_waits_for_its_own_readers_is_told_that_there_is_no_memo
         let read = file.read_at(&mut [0; 8], 32 << 20);
         // By now some of the others have failed, and there is memory; or it fails like them, or
         // because they took longer than it waits.
-        match read.as_ref().map_err(Error::kind) {
-            Err(ErrorKind::Read { cause, .. }) => {
+        match read.as_ref().map_err(Error::cause) {
+            Err(Cause::Read { cause, .. }) => {
                 assert!(cause.to_string().contains("no memory for"), "{cause}");
             }
-            Err(ErrorKind::NoMemory { .. }) | Ok(8) => {}
+            Err(Cause::NoMemory { .. }) | Ok(8) => {}
             other => panic!("{other:?}"),
         }
     });

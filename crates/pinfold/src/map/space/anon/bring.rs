@@ -27,7 +27,7 @@ use super::protect::Protection;
 use super::{AccessOrder, Area, Origin, STREAMS, calls};
 use crate::base::counters::Event;
 use crate::base::wait;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
 use crate::map::space::vma::FaultAccess;
@@ -212,7 +212,7 @@ impl Area {
                 let path = || mapping.path.clone();
                 return held
                     .map(OwnLook::OnItsWay)
-                    .ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into());
+                    .ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into());
             }
             if !self.is_absent(page) {
                 if access == FaultAccess::Store {
@@ -412,7 +412,7 @@ impl Area {
     ) -> crate::error::Error {
         if let PageState::Swapped(_) = state {
             let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
-            return ErrorKind::SwapRead { name, offset, cause: std::sync::Arc::new(error) }.into();
+            return Cause::SwapRead { name, offset, cause: std::sync::Arc::new(error) }.into();
         }
         Area::refused(mapping, "bring", &(page..page + 1), error)
     }
@@ -490,7 +490,7 @@ impl Area {
         waiter: Option<Waiter<'_>>,
     ) -> (AlignedBuffer, std::io::Result<()>) {
         let PageState::Swapped(slot) = first else { return (to, Ok(())) };
-        let Some(swap) = core.swap() else {
+        let Some(swap) = core.own_swap() else {
             return (to, Err(std::io::Error::other("there is no swap")));
         };
         let Some(Waiter::Task(rests)) = waiter else {
@@ -615,7 +615,7 @@ async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
 
 /// Gives back a slot that is of no more use.
 pub(super) fn give(core: &Core, unused: Unused) {
-    if let Some(swap) = core.swap() {
+    if let Some(swap) = core.own_swap() {
         swap.give(unused);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::protect::Protection;
 use super::{Area, pages_of};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::map::space::vma::FaultAccess;
 use crate::mapped::task::{Waiter, now};
@@ -60,7 +60,7 @@ impl<'a> HeldRange<'a> {
             let (held_bytes, most_bytes) = (bytes(held), bytes(most));
             let (start, end) = (range.start as u64, range.end as u64);
             let name = handle.mapping.path.clone();
-            ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
+            Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
         })?;
         // On an error, its drop gives back what it has.
         let mut held = HeldRange { core, area, range, pages: Vec::new(), claimed };
@@ -70,24 +70,11 @@ impl<'a> HeldRange<'a> {
         Ok(held)
     }
 
-    /// The first byte; as [`AnonMap::as_mut_ptr`](crate::AnonMap::as_mut_ptr).
-    pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.area.reservation.start.wrapping_add(self.range.start)
-    }
-
-    /// The length in bytes.
-    pub fn len(&self) -> usize {
-        self.range.len()
-    }
-
-    /// Whether the range is empty.
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
-    }
-
-    /// The range, in bytes from the start of the map.
-    pub fn range(&self) -> Range<usize> {
-        self.range.clone()
+    /// The bytes; what [`AnonMap::as_mut_ptr`](crate::AnonMap::as_mut_ptr) says of the memory holds
+    /// for them.
+    pub fn as_mut_ptr(&self) -> *mut [u8] {
+        let first = self.area.reservation.start.wrapping_add(self.range.start);
+        std::ptr::slice_from_raw_parts_mut(first, self.range.len())
     }
 }
 
@@ -147,7 +134,7 @@ impl Area {
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
-        held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
+        held.ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into())
     }
 
     /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index and

@@ -59,7 +59,7 @@ pub use protect::Protection;
 use super::reservation::Reservation;
 use crate::base::fork::Birth;
 use crate::base::sync::locks::{Condvar, Mutex};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Cause, Error};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::swap::Swap;
@@ -197,17 +197,17 @@ impl Area {
         why: std::io::Error,
     ) -> Error {
         let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
-        ErrorKind::Own { what, name: mapping.path.clone(), start, end, cause: Arc::new(why) }.into()
+        Cause::Own { what, name: mapping.path.clone(), start, end, cause: Arc::new(why) }.into()
     }
 
     /// The error that there is no memory for a page.
     fn no_memory(core: &Core, mapping: &Mapping, page: u64, cause: Error) -> Error {
-        let swap = match core.swap() {
+        let swap = match core.own_swap() {
             None => "there is no swap".to_owned(),
             Some(swap) => about(swap),
         };
         let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
-        ErrorKind::OwnMemory { name, offset, swap, cause: Box::new(cause) }.into()
+        Cause::OwnMemory { name, offset, swap, cause: cause.into_cause() }.into()
     }
 }
 

@@ -77,7 +77,7 @@ impl OwnMemory for Area {
 impl Area {
     /// A page-out of at most a cluster.
     fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64], now: bool) {
-        let swap = core.swap();
+        let swap = core.own_swap();
         // While it rests, what is all zeros leaves all the same.
         let open = swap.filter(|swap| now || !swap.rests());
         self.writes.lock().under_way += 1;
@@ -147,7 +147,7 @@ impl Area {
 
     /// Step 3.
     fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
-        let swap = core.swap();
+        let swap = core.own_swap();
         let pages: Vec<u64> = begun.iter().map(|(page, _)| *page).collect();
         let (mut bytes, loaded) = self.load(&pages);
         let as_yet = |loaded: &Loaded| match loaded {

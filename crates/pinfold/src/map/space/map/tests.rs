@@ -10,7 +10,7 @@ use crate::mapped::mirror::tests::{hold_length, sleeps};
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::source::{Memory, Source};
-use crate::{Cache, Options, Space, SpaceOptions};
+use crate::{Cache, ErrorKind, Options, Space};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -19,7 +19,7 @@ fn two_pages() -> (Arc<Memory>, File, Space) {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let space = Space::new(&cache, 1).unwrap();
     (source, file, space)
 }
 
@@ -121,7 +121,7 @@ impl Source for Sevens {
 fn last_byte_of(len: u64, start: u64, bytes: u64) -> u8 {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let file = cache.attach("file", Arc::new(Sevens(AtomicU64::new(len)))).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let map = space.map_file(&file, start..start + bytes).unwrap();
     let last = map.as_ptr().wrapping_add(map.len() - 1);
     // SAFETY: a byte of the map.
@@ -147,7 +147,7 @@ fn what_a_file_has_grown_by_can_be_mapped() {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = Arc::new(Sevens(AtomicU64::new(64 * PAGE)));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let space = Space::new(&cache, 1).unwrap();
     let mut map = space.map_file(&file, 0..64 * PAGE).unwrap();
     // SAFETY: a byte of the map.
     let load =
@@ -177,7 +177,7 @@ fn shown_of_a_file_that_grew(mutant: Option<Mutant>) -> u8 {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = Arc::new(Memory::new(vec![7; 100]));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let space = Space::new(&cache, 1).unwrap();
     let map = space.map_file(&file, 0..100).unwrap();
     // SAFETY: the map has the page.
     let load = |at: usize| unsafe { map.as_ptr().wrapping_add(at).read_volatile() };
@@ -208,7 +208,7 @@ fn brought_beside_a_guard(mutant: Option<Mutant>) -> crate::Result<()> {
     let cache = Cache::new(options).unwrap();
     let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let space = Space::new(&cache, 1).unwrap();
     let map = space.map_file(&file, 0..2 * PAGE).unwrap();
     // SAFETY: the map has the page.
     let load = || unsafe { map.as_ptr().wrapping_add(PAGE_BYTES).read_volatile() };
@@ -235,7 +235,7 @@ fn larger_than_its_cache(handlers: usize) -> (Arc<Sevens>, File, Space, Map) {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = Arc::new(Sevens(AtomicU64::new(64 << 20)));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new().handlers(handlers)).unwrap();
+    let space = Space::new(&cache, handlers).unwrap();
     let map = space.map_file(&file, 0..64 << 20).unwrap();
     (source, file, space, map)
 }
@@ -264,15 +264,15 @@ fn a_quarter_of_the_budget_can_be_held_of_maps() {
     let (_source, _file, space, map) = larger_than_its_cache(0);
     let error = map.hold(0..map.len()).unwrap_err();
     let text = error.to_string();
-    assert_eq!(error.code(), "hold-too-large");
+    assert_eq!(error.kind(), ErrorKind::TooLarge);
     assert!(text.contains("have 67108864 bytes") && text.contains("2097152 can be"), "{text}");
     let held = map.hold(0..1 << 20).unwrap();
     assert_eq!(held.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 7 << 20);
     let own = space.map_anon(2 << 20).unwrap();
-    assert_eq!(own.hold(0..(1 << 20) + 1).unwrap_err().code(), "hold-too-large");
+    assert_eq!(own.hold(0..(1 << 20) + 1).unwrap_err().kind(), ErrorKind::TooLarge);
     let more = map.hold(8 << 20..10 << 20).unwrap_err();
-    assert_eq!(more.code(), "hold-too-large");
-    assert_eq!(map.protect(false).unwrap_err().code(), "map");
+    assert_eq!(more.kind(), ErrorKind::TooLarge);
+    assert_eq!(map.protect(false).unwrap_err().kind(), ErrorKind::System);
     drop(held);
     // What had no room holds nothing.
     drop(own.hold(0..2 << 20).unwrap());
@@ -280,7 +280,7 @@ fn a_quarter_of_the_budget_can_be_held_of_maps() {
     map.protect(false).unwrap();
     let unreadable = map.hold(0..1).unwrap_err();
     assert!(unreadable.to_string().contains("Permission denied"), "{unreadable}");
-    assert_eq!(map.hold(5..map.len() + 1).unwrap_err().code(), "map-range");
+    assert_eq!(map.hold(5..map.len() + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn what_is_held_keeps_its_bytes_and_who_wants_newer_ones_waits() {
     let cache = Cache::new(options).unwrap();
     let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let map = space.map_file(&file, 0..2 * PAGE).unwrap();
     let held = map.hold(0..PAGE_BYTES).unwrap();
     source.write_at(0, &[8; 2 * PAGE_BYTES]).unwrap();
@@ -308,7 +308,7 @@ fn ends_within_a_folio() -> (File, Space, Map) {
     let cache = Cache::new(Options::new(16 << 20)).unwrap();
     let source = Arc::new(Memory::new(vec![7; 300 * PAGE_BYTES]));
     let file = cache.attach("file", source.clone()).unwrap();
-    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let space = Space::new(&cache, 0).unwrap();
     let map = space.map_file(&file, 0..300 * PAGE).unwrap();
     source.set_len(200 * PAGE + 100).unwrap();
     file.refresh().unwrap();
@@ -324,8 +324,8 @@ fn ends_within_a_folio() -> (File, Space, Map) {
 fn held_of_it(pages: Range<usize>, mutant: Option<Mutant>) -> std::result::Result<usize, u64> {
     let (_file, _space, map) = ends_within_a_folio();
     let held = mutant::with(mutant, || map.hold(pages.start * PAGE_BYTES..pages.end * PAGE_BYTES));
-    held.map(|held| held.len()).map_err(|error| match *error.kind() {
-        ErrorKind::BeyondEnd { page, .. } => page,
+    held.map(|held| held.len()).map_err(|error| match *error.cause() {
+        Cause::BeyondEnd { page, .. } => page,
         _ => panic!("{error}"),
     })
 }

@@ -12,6 +12,7 @@
 //! threads    starting the cache's threads, without signals
 //! held_pages  pages that somebody holds for long: a number with a limit
 //! fork       forked children, and the process that owns a cache
+//! heap       the program's allocator, where it may have no memory
 //! guarded    calls of the program's code that may panic
 //! limits     limits of the process that the kernel answers by a signal
 //! sizes      what is smaller under a model checker, and why
@@ -22,6 +23,7 @@ pub(crate) mod barrier;
 pub(crate) mod counters;
 pub(crate) mod fork;
 pub(crate) mod guarded;
+pub(crate) mod heap;
 pub(crate) mod held_pages;
 pub(crate) mod holders;
 pub(crate) mod limits;

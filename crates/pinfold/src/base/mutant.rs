@@ -126,6 +126,8 @@ mutants! {
     LooksBeyondEnd,
     /// A map reaches beyond its mirror, if the file has become shorter while it was made.
     MapBeyondMirror,
+    /// A page that cannot be read is poisoned, though a range that has it is held by now.
+    HeldIsPoisoned,
     /// A page that cannot be read is poisoned after its map's lock was let go of.
     PoisonUnlocked,
     /// Some accesses fail though their pages are there.
@@ -303,6 +305,14 @@ mutants! {
     HandlerBlocks,
     /// Who evicts writes what has to be written first, and waits for that.
     EvictorsWrite,
+    /// A page of own memory that the kernel keeps in memory leaves the index.
+    SealedLeaves,
+    /// A page that was stored to, and is protected, stays protected.
+    ProtectedForGood,
+    /// Who waits for memory waits for those who evict, however long that takes.
+    EvictorsAwaited,
+    /// What was written, and stayed, counts as on its way out of memory when it is handed over again.
+    StuckStaysFirst,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

@@ -7,8 +7,11 @@
 //! may rely on a handler for one of them.
 
 use std::io;
+use std::ptr;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 /// Signals that an instruction of a thread causes in that thread.
 const CAUSED: [libc::c_int; 6] =
@@ -36,6 +39,10 @@ pub(crate) fn limits(cause: &io::Error) -> &'static str {
             ": its user or its control group has as many threads as it may (ulimit -u, pids.max), \
              or there are no addresses for its stack"
         }
+        Some(libc::ENOMEM) => {
+            ": there are no addresses for its stack (RLIMIT_AS), or the process has as many \
+             mappings as vm.max_map_count allows"
+        }
         _ => "",
     }
 }
@@ -48,8 +55,33 @@ pub(crate) fn start<T: Send + 'static>(
     name: &'static str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, NotStarted> {
-    without_signals(|| Builder::new().name(name.to_owned()).spawn(body))
+    let spawn = || Builder::new().name(name.to_owned()).spawn(body);
+    has_room_for_one()
+        .and_then(|()| without_signals(spawn))
         .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
+}
+
+/// Whether the process may have the mappings of one more thread. The standard library tells who starts
+/// a thread that there is none for its stack; but a new thread that finds none for its alternate stack
+/// ends the process.
+///
+/// # Errors
+/// The system refuses them.
+fn has_room_for_one() -> io::Result<()> {
+    /// A stack of the standard library's, and some more.
+    const BYTES: usize = (2 << 20) + (256 << 10);
+    const PAGE: usize = 4096;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+    let at = unsafe { mmap_anonymous(ptr::null_mut(), BYTES, ProtFlags::empty(), flags) }?;
+    // As both stacks do, each with its guard.
+    let parts = [1, 3].map(|page| {
+        // SAFETY: of this mapping.
+        unsafe { mprotect(at.wrapping_byte_add(page * PAGE), PAGE, MprotectFlags::READ) }
+    });
+    // SAFETY: all of this mapping, which nobody else knows.
+    unsafe { munmap(at, BYTES) }?;
+    parts.into_iter().try_for_each(|part| Ok(part?))
 }
 
 /// Calls `start`, which starts a thread: that has the mask of this one, which blocks signals for so

@@ -95,6 +95,8 @@ bitflags! {
         /// Its bytes are not in the arena but outside (`pages/outside.rs`): they are read under a
         /// reference alone. Set as long as the frame is one of a hollow run.
         const HOLLOW = 1 << 4;
+        /// A hollow folio that was written because it was dirty, to leave memory.
+        const WRITTEN = 1 << 5;
     }
 }
 

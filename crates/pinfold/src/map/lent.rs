@@ -20,7 +20,8 @@ use crate::mapped::task::{Rests, Waiter};
 use crate::pages::core::Core;
 
 use crate::pages::reclaim::{
-    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, compact, evict, evict_at_once, shortage,
+    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, compact, evict, evict_again,
+    evict_at_once, shortage,
 };
 
 /// How often room for the first run is made: other threads take what is free.
@@ -80,7 +81,7 @@ pub(crate) fn allocate_lent(
     // Ends: when memory comes, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
-        let evicted = evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX);
+        let evicted = evict_again(core, wish.frames().max(PAGES_AT_ONCE), &patience.patience);
         if let Some(got) = at_once(core, wish) {
             return Ok(Some(count(core, got)));
         }
@@ -111,7 +112,8 @@ pub(crate) async fn wait_for_lent(
     let seen = core.pressure.progress_seen();
     match waiter {
         Waiter::Thread => {
-            if evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX).evicted == 0 {
+            let pages = wish.frames().max(PAGES_AT_ONCE);
+            if evict_again(core, pages, &patience.patience).evicted == 0 {
                 core.pressure.wait_for_progress(seen, NAP_MAX);
             }
         }

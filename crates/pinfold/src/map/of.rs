@@ -3,7 +3,6 @@
 //!
 //! Belongs here: what every room of `map/` asks of these. What the cache proper asks is `outside.rs`.
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,7 +17,6 @@ use crate::mapped::mirror::{Mirror, SystemRefused};
 use crate::mapped::swap::Swap;
 use crate::mapped::swap::pages::{OwnMemory, PageStates, Unused};
 use crate::pages::core::{Core, Held};
-use crate::pages::freeze;
 use crate::pages::mapping::{Changing, Mapping};
 use crate::source::{Backing, Source};
 
@@ -114,21 +112,6 @@ impl Changing<'_> {
     pub(crate) fn own(&mut self) -> Option<&mut PageStates> {
         self.mapped().own.as_mut()
     }
-}
-
-/// Drops all folios of `pages` of own memory, on their way or not, and takes the pages out of memory.
-/// The caller lets go of what is returned, without the mutex.
-pub(crate) fn drop_own(
-    core: &Core,
-    changing: &mut Changing<'_>,
-    pages: Range<u64>,
-) -> Vec<FrameNumber> {
-    let gone = freeze::drop_within(core, changing, pages.clone());
-    if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
-        // What the program has sealed stays there until the program ends.
-        let _ = memory.take_out_of_memory(pages);
-    }
-    gone
 }
 
 impl Cache {

@@ -12,7 +12,7 @@ use pinfold_policy::Sweep;
 use super::{lent, pieces, writers};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
-use crate::frames::FrameNumber;
+use crate::frames::{Flags, FrameNumber};
 use crate::mapped::swap::Swap;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
@@ -55,7 +55,8 @@ impl Outside for Core {
                 continue;
             }
             for &(page, number) in run {
-                if run.len() == 1 || !memory.take_out_of_memory(page..page + 1) {
+                let stays = run.len() == 1 || !memory.take_out_of_memory(page..page + 1);
+                if stays && !mutant::on(Mutant::SealedLeaves) {
                     kept.push(number);
                 }
             }
@@ -142,14 +143,22 @@ impl Outside for Core {
                 dirty.iter().filter(|it| it.identity.mapping == mapping.id).copied().collect();
             if when == WriteWhen::Later && hands_over {
                 its.retain(|it| self.frames.frame(it.head).count.word().refs() <= 1);
-                written.on_their_way +=
-                    self.mapped.to_write.add(its.iter().map(|it| (it.head, it.identity)));
+                // It may stay again, and must not be taken for what was wanted.
+                let has_stayed = |it: &Candidate| {
+                    self.frames.frame(it.head).flags().contains(Flags::WRITTEN)
+                        && !mutant::on(Mutant::StuckStaysFirst)
+                };
+                let pages = its.iter().map(|it| ((it.head, it.identity), has_stayed(it)));
+                written.on_their_way += self.mapped.to_write.add(pages);
                 continue;
             }
             let mut pages: Vec<u64> = its.iter().map(|folio| folio.identity.index).collect();
             pages.sort_unstable();
             if !pages.is_empty() {
                 memory.write_out(mapping.id, &pages, when == WriteWhen::NowAnyway);
+            }
+            for it in &its {
+                self.frames.frame(it.head).set_flags(Flags::WRITTEN);
             }
             written.now.extend(its);
         }

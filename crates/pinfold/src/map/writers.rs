@@ -6,6 +6,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::base::guarded::quietly;
+use crate::base::heap;
 use crate::error::Result;
 use crate::mapped::to_write::Page;
 use crate::pages::core::Core;
@@ -34,7 +35,9 @@ pub(super) fn start(core: &Arc<Core>) -> Result<()> {
             while let Some(some) = pages.next(FOLIOS_AT_ONCE) {
                 let Some(core) = Weak::upgrade(&weak) else { return };
                 // After a panic, which was told, others are written all the same.
-                quietly("a page-out", || evict_handed_over(&core, folios(&some)));
+                if heap::has_room() {
+                    quietly("a page-out", || evict_handed_over(&core, folios(&some)));
+                }
                 pages.are_done(&some);
             }
         };

@@ -15,6 +15,9 @@ use crate::base::sync::locks::{Condvar, Mutex};
 /// The most pages at once: 2 MiB.
 const PAGES_MAX: usize = 512;
 
+/// Of these, the most that were written before and stayed all the same: they may stay again.
+const STAYED_MAX: usize = PAGES_MAX / 2;
+
 /// A page, as it was when it was handed over.
 pub(crate) type Page = (FrameNumber, Identity);
 
@@ -41,21 +44,30 @@ struct WriteQueue {
 }
 
 impl ToWrite {
-    /// Hands pages over, as long as there is room. Returns how many had not been before.
-    pub(crate) fn add(&self, pages: impl IntoIterator<Item = Page>) -> u64 {
+    /// Hands pages over, as long as there is room. Of each is said whether it was written before, and
+    /// stayed. Returns how many will leave, as far as is known, and had not been handed over before.
+    pub(crate) fn add(&self, pages: impl IntoIterator<Item = (Page, bool)>) -> u64 {
         let mut now = self.pages.now.lock();
-        let before = now.waiting.len();
-        for page in pages {
-            if now.all.len() < PAGES_MAX && now.all.insert(page.0.0) {
+        let (before, mut leave) = (now.waiting.len(), 0);
+        for (page, stayed) in pages {
+            let most = if stayed { STAYED_MAX } else { PAGES_MAX };
+            if now.all.len() < most && now.all.insert(page.0.0) {
                 now.waiting.push_back(page);
+                leave += u64::from(!stayed);
             }
         }
-        let added = now.waiting.len() - before;
+        let is_more = now.waiting.len() > before;
         drop(now);
-        if added > 0 {
+        if is_more {
             self.pages.more.notify_all();
         }
-        added as u64
+        leave
+    }
+
+    /// Whether all that was handed over is written, or was not to be.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pages.now.lock().all.is_empty()
     }
 
     /// A writing thread's side.
@@ -114,15 +126,19 @@ mod tests {
             let (mapping, index, order) = (1, u64::from(n), Order::MIN);
             (FrameNumber(n), Identity { mapping, index, order })
         };
-        assert_eq!(to_write.add([1, 2, 1].map(page)), 2);
+        let add = |pages: &[u32]| to_write.add(pages.iter().map(|&n| (page(n), false)));
+        let add_again = |pages: &[u32]| to_write.add(pages.iter().map(|&n| (page(n), true)));
+        assert_eq!(add(&[1, 2, 1]), 2);
         let pages = to_write.pages();
         let first = pages.next(1).unwrap();
-        assert_eq!(to_write.add([1, 2].map(page)), 0, "one is being written, the other waits");
+        assert_eq!(add(&[1, 2]), 0, "one is being written, the other waits");
         pages.are_done(&first);
-        assert_eq!(to_write.add([1].map(page)), 1);
+        assert_eq!(add(&[1]), 1);
         let heads: Vec<_> = pages.next(100).unwrap().into_iter().map(|page| page.0.0).collect();
         assert_eq!(heads, [2, 1]);
-        assert_eq!(to_write.add((10..2000).map(page)), PAGES_MAX as u64 - 2);
+        assert_eq!(add_again(&(1000..2000).collect::<Vec<_>>()), 0, "nothing says that they leave");
+        assert_eq!(to_write.pages.now.lock().all.len(), STAYED_MAX);
+        assert_eq!(add(&(10..1000).collect::<Vec<_>>()), (PAGES_MAX - STAYED_MAX) as u64);
         drop(to_write);
         assert!(pages.next(1).is_none());
     }

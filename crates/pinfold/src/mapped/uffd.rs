@@ -26,6 +26,10 @@ use abi::{
     OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY, UffdMsg,
 };
 
+/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
+/// the layout of the address space changes.
+pub(crate) const AGAIN_MAX: u32 = 10_000;
+
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// How the kernel asks for a page.
@@ -107,7 +111,8 @@ impl Uffd {
         bytes: usize,
     ) -> io::Result<usize> {
         let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-        // Ends: `EAGAIN` without a page says that another thread changes the address space.
+        let mut again = 0;
+        // Ends: each turn but the last is one of a bounded number.
         loop {
             let mut copy = Copy { to, from, bytes: bytes as u64, mode: COPY_QUIETLY, done: 0 };
             // SAFETY: the struct is the kernel's for this number.
@@ -116,7 +121,10 @@ impl Uffd {
             match unsafe { ioctl(&self.fd, asked) } {
                 Ok(()) => return Ok(bytes),
                 Err(_) if copy.done > 0 => return Ok(copy.done.cast_unsigned() as usize),
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::INTR) if again < AGAIN_MAX => {
+                    again += 1;
+                    std::thread::yield_now();
+                }
                 Err(error) => return Err(error.into()),
             }
         }

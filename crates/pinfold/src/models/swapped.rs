@@ -2,8 +2,9 @@
 //!
 //! The states of the pages, the slots and the steps of a page-out are the shipped ones. The memory of a
 //! page is a word: its bytes, whether it is there, and whether it is protected, which the processor
-//! looks at in one step with each access; and whether the index has it. A slot of the swap is a word,
-//! too. `kernel.rs` has those who change that word and do not ask.
+//! looks at in one step with each access; whether the index has it; and what the program has done to
+//! its mapping. A slot of the swap is a word, too. `kernel.rs` has those who change a page's word and do
+//! not ask.
 
 use std::sync::Arc;
 
@@ -18,7 +19,11 @@ const THERE: u32 = 1 << 31;
 const PROTECTED: u32 = 1 << 30;
 /// The index has the page.
 const INDEXED: u32 = 1 << 29;
-const BYTES: u32 = INDEXED - 1;
+/// The kernel does not take the page out of memory.
+const SEALED: u32 = 1 << 28;
+/// It is a page of another mapping, which cannot be protected.
+const FOREIGN: u32 = 1 << 27;
+const BYTES: u32 = FOREIGN - 1;
 
 /// Pages that are in memory, and a swap.
 pub(super) struct Machine {
@@ -29,6 +34,8 @@ pub(super) struct Machine {
     pages: Mutex<PageStates>,
     /// Whether KSM may merge the pages; held while it does.
     merges: Mutex<bool>,
+    /// Whether it may because the process has asked for all of its memory, which can be asked for.
+    merges_all: bool,
     /// Whether an eviction looks the page table up. Not where the states alone are to be enough.
     looks: bool,
 }
@@ -46,6 +53,7 @@ impl Machine {
             slots: SwapSlots::new(slots),
             pages: Mutex::new(states),
             merges: Mutex::new(true),
+            merges_all: true,
             looks: false,
         }
     }
@@ -53,6 +61,25 @@ impl Machine {
     /// The same, where others change the page table.
     pub(super) fn that_looks(self) -> Self {
         Machine { looks: true, ..self }
+    }
+
+    /// The same, where the program has asked KSM to merge these pages alone.
+    pub(super) fn that_merges_an_area(self) -> Self {
+        Machine { merges_all: false, ..self }
+    }
+
+    /// Changes the word of a page in one step, if `to` gives another one. Returns whether it did.
+    fn update(&self, page: u32, to: impl Fn(u32) -> Option<u32>) -> bool {
+        let word = &self.memory[page as usize];
+        let mut now = word.load(Ordering::SeqCst);
+        // Ends: each turn follows a step of another thread.
+        while let Some(then) = to(now) {
+            match word.compare_exchange(now, then, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(other) => now = other,
+            }
+        }
+        false
     }
 
     fn give(&self, Unused(slot): Unused) {
@@ -70,7 +97,7 @@ impl Machine {
         let Some(slot) = self.slots.take(1).into_iter().flatten().next().map(Slot) else { return };
         let memory = &self.memory[page as usize];
         let protect = |_| {
-            memory.fetch_or(PROTECTED, Ordering::SeqCst);
+            self.update(page, |now| (now & FOREIGN == 0).then_some(now | PROTECTED));
         };
         let mut states = self.pages.lock();
         let wanted = [(u64::from(page), slot)].into_iter();
@@ -107,25 +134,72 @@ impl Machine {
 
     /// As `Area::distrust_pages`, and a `MADV_DONTNEED` after it.
     pub(super) fn evict(&self, page: u32) {
-        let memory = &self.memory[page as usize];
+        self.evict_all(&[page]);
+    }
+
+    /// The same, of pages that are looked up together.
+    pub(super) fn evict_all(&self, pages: &[u32]) {
         let mut states = self.pages.lock();
-        if !states.may_leave(page.into()) {
+        let leaving = |page: &u32| states.may_leave(u64::from(*page));
+        let leaving: Vec<u32> = pages.iter().copied().filter(leaving).collect();
+        if leaving.is_empty() {
             return;
         }
-        if !mutant::on(Mutant::MergedAgain) {
-            *self.merges.lock() = false;
-        }
-        let seen = match memory.load(Ordering::SeqCst) {
-            now if now & THERE == 0 => Seen::Absent,
-            now if now & PROTECTED != 0 => Seen::Protected,
-            _ => Seen::Open,
+        let keep_ksm_away = || {
+            if !mutant::on(Mutant::MergedAgain) {
+                *self.merges.lock() = false;
+            }
         };
-        if self.looks {
-            self.give(states.distrust(page.into(), Some(seen), || self.allow(page)));
+        let look = || {
+            let seen = |page: &u32| match self.memory[*page as usize].load(Ordering::SeqCst) {
+                now if now & THERE == 0 => Seen::Absent,
+                now if now & PROTECTED != 0 => Seen::Protected,
+                _ => Seen::Open,
+            };
+            leaving.iter().map(seen).collect::<Vec<Seen>>()
+        };
+        if self.merges_all {
+            keep_ksm_away();
         }
-        if states.may_leave(page.into()) {
-            memory.store(0, Ordering::SeqCst);
+        let mut seen = look();
+        if seen.contains(&Seen::Open) {
+            keep_ksm_away();
+            seen = look();
         }
+        for (&page, seen) in leaving.iter().zip(seen) {
+            if self.looks {
+                self.give(states.distrust(page.into(), Some(seen), || self.allow(page)));
+            }
+            if states.may_leave(page.into()) {
+                let forgets = |now| mutant::on(Mutant::SealedLeaves).then_some(now & !INDEXED);
+                let to = |now| if now & SEALED == 0 { Some(0) } else { forgets(now) };
+                self.update(page, |now| to(now).filter(|to| *to != now));
+            }
+        }
+    }
+
+    /// The program seals the mapping of the page.
+    pub(super) fn seal(&self, page: u32) {
+        self.memory[page as usize].fetch_or(SEALED, Ordering::SeqCst);
+    }
+
+    /// The program maps other memory over the page, and stores to it. Not between a look and the taking
+    /// out, where the kernel would take what is there by then.
+    pub(super) fn replace(&self, page: u32, bytes: u32) {
+        let _states = self.pages.lock();
+        let replace = |now| Some(now & INDEXED | THERE | FOREIGN | bytes);
+        assert!(self.update(page, replace));
+    }
+
+    /// The page's entry becomes a protected one, though nobody has asked for that.
+    pub(super) fn protect_again(&self, page: u32) {
+        self.update(page, |now| (now & THERE != 0).then_some(now | PROTECTED));
+    }
+
+    /// Whether the page is one of a mapping of the program's own, with these bytes.
+    pub(super) fn is_foreign(&self, page: u32, bytes: u32) -> bool {
+        let now = self.memory[page as usize].load(Ordering::SeqCst);
+        now & FOREIGN != 0 && now & BYTES == bytes
     }
 
     /// KSM replaces the page by one with the same bytes, which is not protected.
@@ -157,7 +231,14 @@ impl Machine {
             }
             let mut states = self.pages.lock();
             assert!(self.bring(&mut states, page), "the store fails");
-            self.give(states.store(page.into(), || self.allow(page)));
+            let mut is_protected = memory.load(Ordering::SeqCst) & PROTECTED != 0;
+            self.give(states.store(page.into(), || {
+                self.allow(page);
+                is_protected = false;
+            }));
+            if is_protected && !mutant::on(Mutant::ProtectedForGood) {
+                self.allow(page);
+            }
             let is_protected = memory.load(Ordering::SeqCst) & PROTECTED != 0;
             assert!(!is_protected, "page {page} stays protected");
         }
@@ -169,6 +250,8 @@ impl Machine {
         let memory = &self.memory[page as usize];
         let now = memory.load(Ordering::SeqCst);
         if now & THERE != 0 {
+            let is_known = now & (INDEXED | FOREIGN) != 0;
+            assert!(is_known, "page {page} is in memory, and the index does not have it");
             return true;
         }
         if now & INDEXED != 0 && states.miss(page.into()).is_err() {

@@ -4,6 +4,9 @@
 
 use std::ops::{Deref, DerefMut};
 
+#[cfg(all(feature = "map", not(loom)))]
+use crate::base::heap::zeroed;
+
 /// Zeroed bytes whose address is a multiple of an alignment.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer {
@@ -15,8 +18,18 @@ pub(crate) struct AlignedBuffer {
 impl AlignedBuffer {
     /// Allocates `bytes` zeroed bytes at a multiple of `alignment`, a power of two.
     pub(crate) fn zeroed(bytes: usize, alignment: usize) -> Self {
+        Self::at_multiple(vec![0; bytes + alignment - 1].into(), bytes, alignment)
+    }
+
+    /// [`zeroed`](Self::zeroed), or `None` if the allocator has no memory for them.
+    #[cfg(all(feature = "map", not(loom)))]
+    pub(crate) fn try_zeroed(bytes: usize, alignment: usize) -> Option<Self> {
+        let storage = zeroed(bytes + alignment - 1)?;
+        Some(Self::at_multiple(storage, bytes, alignment))
+    }
+
+    fn at_multiple(storage: Box<[u8]>, bytes: usize, alignment: usize) -> Self {
         assert!(alignment.is_power_of_two(), "alignment {alignment} is not a power of two");
-        let storage = vec![0; bytes + alignment - 1].into_boxed_slice();
         let start = storage.as_ptr().addr().next_multiple_of(alignment) - storage.as_ptr().addr();
         assert!(start < alignment);
         Self { storage, start, bytes }

@@ -1,4 +1,4 @@
-//! What is allocated by the program's allocator, which counts here.
+//! What is allocated by the program's allocator, which counts here, and refuses what it is told to.
 #![cfg(not(any(loom, shuttle)))] // the model checkers build without the public types
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,10 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 mod again;
 #[path = "../support/alone.rs"]
 mod alone;
+#[cfg(feature = "map")]
+#[path = "../support/child.rs"]
+mod child;
 
 #[cfg(feature = "serve")]
 mod clients;
 mod files;
+#[cfg(feature = "map")]
+mod own_heap;
 
 /// The system's allocator, which counts.
 struct Counting;
@@ -21,14 +26,19 @@ thread_local! {
     /// What the thread has allocated, ever: how many times.
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
+/// It refuses what has so many bytes or more.
+static REFUSED_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The bytes that the process has in use.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 /// The bytes that the process has allocated, ever.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does all of it; a count changes nothing.
+// SAFETY: the system's allocator does all of it, or nothing is done; a count changes nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= REFUSED_BYTES.load(Ordering::Relaxed) {
+            return std::ptr::null_mut();
+        }
         COUNT.set(COUNT.get() + 1);
         IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);

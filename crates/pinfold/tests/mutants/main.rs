@@ -113,6 +113,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("mapped-again-forgotten", "nothing is wrong; the tests of `reclaim` see it"),
     ("holds-nothing", "the stress holds nothing of maps; the tests of `space` see it"),
     ("map-beyond-mirror", "a file is seldom cut just then; the tests of `space` see it"),
+    ("held-is-poisoned", "it was not tried; a test of its own sees it"),
     ("poison-unlocked", "no map goes while a page fails here; the tests of `space` see it"),
     ("length-before-maps", "zeros are taken for a file's end here; the tests of `space` see it"),
     ("unmaps-unsaid", "it was not tried; the tests of `reclaim` see it"),
@@ -253,6 +254,10 @@ const UNSEEN: &[(&str, &str)] = &[
     ("dead-is-served", "it was not tried; a test of its own sees it"),
     ("rests-without-end", "it was not tried; a test of its own sees it"),
     ("evictors-write", "it was not tried; a test of its own sees it"),
+    ("evictors-awaited", "it was not tried; a test of its own sees it"),
+    ("stuck-stays-first", "it was not tried; a test of its own sees it"),
+    ("sealed-leaves", "nothing is sealed here; the models see it"),
+    ("protected-for-good", "no call is refused here; the models see it"),
 ];
 
 /// Runs in the child: until it is caught, or the limit; then the exit code is 0.

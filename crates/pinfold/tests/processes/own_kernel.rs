@@ -158,6 +158,39 @@ fn ksm_is_told_to_keep_away_whenever_the_process_has_asked_for_it() {
     });
 }
 
+/// Registers the memory with another userfaultfd, and ends its registration by that one.
+fn register_elsewhere(map: &AnonMap) -> bool {
+    const API: libc::c_ulong = 0xc018_aa3f;
+    const REGISTER: libc::c_ulong = 0xc020_aa00;
+    const UNREGISTER: libc::c_ulong = 0x8010_aa01;
+    // SAFETY: makes a descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) } as i32;
+    // The version, features, what the kernel tells; the range, the mode, what the kernel tells.
+    let (mut api, at) = ([0xAA_u64, 0, 0], map.as_mut_ptr().addr() as u64);
+    let mut range = [at, BYTES as u64, 3, 0];
+    let calls =
+        [(API, api.as_mut_ptr()), (REGISTER, range.as_mut_ptr()), (UNREGISTER, range.as_mut_ptr())];
+    // SAFETY: the kernel's structs for these numbers.
+    let done = calls.map(|(call, with)| unsafe { libc::ioctl(fd, call, with) } == 0);
+    // SAFETY: made above.
+    unsafe { libc::close(fd) };
+    assert!(!done[1] && !done[2], "the kernel gives the memory to another descriptor");
+    done[0]
+}
+
+/// Asks for pages that were written to, and for their protection.
+fn scan_and_protect(map: &AnonMap) -> bool {
+    const SCAN: libc::c_ulong = 0xc060_6610;
+    let (at, mut regions) = (map.as_mut_ptr().addr() as u64, [0_u64; 3 * 64]);
+    let end = at + BYTES as u64;
+    let (regions_at, written) = (regions.as_mut_ptr().expose_provenance() as u64, 1 << 1);
+    // The size, "protect", the range, the walk's end, the regions; what to ask for and to tell.
+    let mut scan = [96_u64, 1, at, end, 0, regions_at, 64, 0, 0, 0, written, written];
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    // SAFETY: the kernel's struct for this number, and room for what it tells.
+    unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&pagemap), SCAN, scan.as_mut_ptr()) >= 0 }
+}
+
 /// What is done to memory. False: the machine or this user cannot.
 type Done = (&'static str, fn(&AnonMap) -> bool);
 
@@ -180,6 +213,8 @@ const DONE: &[Done] = &[
         }) == [true; 2]
     }),
     ("MADV_UNMERGEABLE", |map| advise(map, libc::MADV_UNMERGEABLE)),
+    ("another userfaultfd", |map| register_elsewhere(map)),
+    ("PAGEMAP_SCAN", |map| scan_and_protect(map)),
     ("a fork", |_| {
         in_a_child(|| {});
         true
@@ -468,10 +503,15 @@ fn what_the_program_guards_is_there_again_or_an_error() {
 /// Seals a map: what it may be used for does not change any more, and its bytes do not go. False if
 /// the kernel cannot.
 fn seal(map: &AnonMap) -> bool {
+    seal_pages(map, 0, PAGES)
+}
+
+fn seal_pages(map: &AnonMap, first: usize, pages: usize) -> bool {
     /// `mseal(2)` (Linux 6.10).
     const MSEAL: libc::c_long = 462;
+    let at = map.as_mut_ptr().wrapping_add(first * PAGE);
     // SAFETY: addresses of the map, which the process keeps.
-    unsafe { libc::syscall(MSEAL, map.as_mut_ptr(), BYTES, 0) == 0 }
+    unsafe { libc::syscall(MSEAL, at, pages * PAGE, 0) == 0 }
 }
 
 #[test]
@@ -493,6 +533,71 @@ fn what_the_program_has_sealed_stays_in_memory_and_the_rest_leaves() {
 }
 
 #[test]
+fn what_is_sealed_is_not_discarded_and_the_rest_is() {
+    for handlers in [0, 1] {
+        in_a_child(|| {
+            let (space, map) = map(handlers);
+            store_all(&map, 7);
+            // These are not in memory, and can be forgotten all the same.
+            assert_eq!(map.page_out(0..8 * PAGE).unwrap(), 8 * PAGE);
+            map.protect(Protection::Read).unwrap();
+            if !seal_pages(&map, 0, 16) {
+                return println!("skipped: the kernel seals nothing");
+            }
+            let error = map.discard(0..32 * PAGE).unwrap_err().to_string();
+            assert!(error.contains("bytes 32768..36864") && error.contains("mseal"), "{error}");
+            let value = |page| word(&map, page).load(Ordering::Relaxed);
+            let (gone, kept) = ([0..8, 16..32], [8..16, 32..PAGES]);
+            assert!(gone.into_iter().flatten().all(|page| value(page) == 0));
+            assert!(kept.into_iter().flatten().all(|page| value(page) == 7));
+            // Of all of it that can leave, the bytes are the same when it is back.
+            page_out(&map);
+            assert_eq!(differ(&map, 7), 24);
+            assert!(map.protect(Protection::ReadWrite).is_err());
+            drop(map);
+            drop(space);
+        });
+    }
+}
+
+/// As much as is handed over to be written at a time cannot leave; three times the budget is stored to
+/// beside it.
+#[test]
+fn much_that_the_program_has_replaced_keeps_no_other_from_the_swap() {
+    for handlers in [0, 1] {
+        in_a_child(|| {
+            let source = Arc::new(Memory::new(Vec::new()));
+            let options = Options {
+                swap_source: Some(source),
+                swap_bytes: 64 * MIB as u64,
+                ..Options::new(16 * MIB as u64)
+            };
+            let space = Space::new(&Cache::new(options).unwrap(), handlers).unwrap();
+            let map = space.map_anon(BYTES).unwrap();
+            store_all(&map, 7);
+            let at = map.as_mut_ptr().cast();
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: all of the map, which this child alone uses.
+            let replaced = unsafe { libc::mmap(at, BYTES, access, flags, -1, 0) };
+            assert_eq!(replaced, at);
+            store_all(&map, 9);
+            let other = space.map_anon(48 * MIB).unwrap();
+            for page in 0..48 * MIB / PAGE {
+                other.write_at(&page.to_ne_bytes(), page * PAGE).unwrap();
+            }
+            for page in 0..48 * MIB / PAGE {
+                let mut word = [0; 8];
+                other.read_at(&mut word, page * PAGE).unwrap();
+                assert_eq!(usize::from_ne_bytes(word), page);
+            }
+            assert_eq!(differ(&map, 9), 0);
+            std::mem::forget((space, map));
+        });
+    }
+}
+
+#[test]
 fn a_page_that_the_program_has_replaced_keeps_no_other_in_memory() {
     in_a_child(|| {
         let (space, map) = map(0);
@@ -507,6 +612,76 @@ fn a_page_that_the_program_has_replaced_keeps_no_other_in_memory() {
         assert_eq!(page_out(&map), PAGES - 1);
         assert_eq!((differ(&map, 7), word(&map, 100).load(Ordering::Relaxed)), (1, 9));
         std::mem::forget((space, map));
+    });
+}
+
+/// Makes mappings until the system allows no more.
+fn exhaust_mappings() {
+    const AT_ONCE: usize = 2 * 10_000 * PAGE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // Ends: with the limit of the system.
+    loop {
+        // SAFETY: new addresses.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), AT_ONCE, libc::PROT_NONE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return;
+        }
+        for page in (0..AT_ONCE / PAGE).step_by(2) {
+            let at = start.wrapping_byte_add(page * PAGE);
+            // SAFETY: of the mapping above, which nobody uses.
+            if unsafe { libc::mprotect(at, PAGE, libc::PROT_READ) } != 0 {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn where_the_process_may_have_no_more_mappings_memory_that_is_there_goes_on() {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    if most.trim().parse::<u64>().unwrap() > 1 << 20 {
+        return println!("skipped: it would take long to reach the limit");
+    }
+    for handlers in [0, 1] {
+        in_a_child(|| {
+            let (space, map) = map(handlers);
+            store_all(&map, 1);
+            // What is started when it is first used is there from now on.
+            assert_eq!((page_out(&map), differ(&map, 1)), (PAGES, 0));
+            println!("{handlers} handlers"); // which allocates
+            exhaust_mappings();
+            for value in 2..4 {
+                assert_eq!(page_out(&map), PAGES);
+                assert_eq!(differ(&map, value - 1), 0);
+                store_all(&map, value);
+            }
+            let error = space.map_anon(BYTES).unwrap_err().to_string();
+            assert!(error.contains("vm.max_map_count"), "{error}");
+            map.protect(Protection::Read).unwrap();
+            map.protect(Protection::ReadWrite).unwrap();
+            map.discard(0..BYTES / 2).unwrap();
+            assert_eq!(differ(&map, 3), PAGES / 2);
+            drop(map);
+        });
+    }
+}
+
+/// A thread that the cache starts for a fault would end the process there.
+#[test]
+fn where_the_process_may_have_no_more_mappings_a_thread_that_is_wanted_is_an_error() {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    if most.trim().parse::<u64>().unwrap() > 1 << 20 {
+        return println!("skipped: it would take long to reach the limit");
+    }
+    in_a_child(|| {
+        end_well_by_sigbus();
+        let (_space, map) = map(1);
+        store_all(&map, 1);
+        assert_eq!(page_out(&map), PAGES);
+        exhaust_mappings();
+        // Made, or refused, as the system has a mapping left or not.
+        assert_eq!(differ(&map, 1), 0);
     });
 }
 

@@ -9,6 +9,7 @@ use std::{io, slice};
 use super::anon::{AccessOrder, Area, CopyPart, HeldRange, Origin, Protection, pages_of};
 use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::fault::FaultLock;
+use super::reservation::explained;
 use super::stats::read;
 use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 #[cfg(doc)]
@@ -106,7 +107,7 @@ impl AnonMap {
         let core = space.cache.core();
         core.check_owner()?;
         let refused = |what, cause: io::Error| {
-            let (name, cause) = (name.into(), Arc::new(cause));
+            let (name, cause) = (name.into(), Arc::new(explained(cause)));
             crate::error::Error::from(Cause::Own { what, name, start: 0, end: len as u64, cause })
         };
         if len == 0 {
@@ -333,7 +334,9 @@ impl AnonMap {
     /// It is a store, as far as slices are concerned.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the system keeps a page
+    /// in memory, which it names, as the program has sealed it (mseal(2)): what is sealed keeps its
+    /// bytes, and the other pages are forgotten.
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
         self.check("discard", &range)?;
         if range.is_empty() {
@@ -346,12 +349,12 @@ impl AnonMap {
             return Err(self.target.wrong("discard", &range, MapRangeCause::UnalignedEnd));
         }
         let pages = pages_of(&range);
-        self.area.forget(self.target.file.handle(), pages.clone(), false);
+        let forgotten = self.area.forget(self.target.file.handle(), pages.clone(), false);
         // Also the poison of those that could not be brought.
         if self.target.space.handlers.is_some() {
             self.area.unpoison(self.target.file.handle(), pages);
         }
-        Ok(())
+        forgotten
     }
 
     /// What may be done with the memory from now on. It stays as it is; nothing is brought or paged
@@ -383,7 +386,8 @@ impl Drop for AnonMap {
         }
         // First: a page-out that is under way is waited for without a lock. No page gets in after
         // it.
-        self.area.forget(handle, 0..self.area.pages(), true);
+        let forgotten = self.area.forget(handle, 0..self.area.pages(), true);
+        debug_assert!(forgotten.is_ok(), "{forgotten:?}");
         let layout = self.target.space.layout();
         let waits = &self.target.space.shared.counters.map_writers;
         let addresses = self.area.reservation.addresses();
@@ -425,5 +429,10 @@ impl AnonMap {
     /// What KSM does to a page that is protected: a store is no fault any more.
     pub(super) fn end_protection(&self, page: u64) {
         self.area.end_protection(page);
+    }
+
+    /// A store to a page that counts as stored to is a fault all the same.
+    pub(super) fn begin_protection(&self, page: u64) {
+        self.area.begin_protection(page);
     }
 }

@@ -347,3 +347,81 @@ fn what_may_not_be_read_is_paged_out_all_the_same() {
     map.protect(Protection::ReadWrite).unwrap();
     assert!((0..16).all(|page| load(&map, page * PAGE) == 1));
 }
+
+/// Maps other memory over a range of a map, and stores to it. The cache cannot protect it any more.
+fn replace(map: &AnonMap, pages: std::ops::Range<usize>) {
+    let at = map.as_mut_ptr().wrapping_add(pages.start * PAGE).cast();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: addresses of the map, which nobody accesses meanwhile.
+    let replaced = unsafe { libc::mmap(at, pages.len() * PAGE, access, flags, -1, 0) };
+    assert_eq!(replaced, at);
+    pages.for_each(|page| store(map, page * PAGE, 9));
+}
+
+/// Whether other memory leaves in one turn of eviction beside what could not before.
+fn others_leave_beside_what_cannot(mutant: Option<Mutant>) -> bool {
+    let (cache, space, stuck) = map(32 * MIB, 16 * MIB, 2 * MIB);
+    let other = space.map_anon(MIB).unwrap();
+    // So much is lent that the daemon, which has no mutant, has nothing to do.
+    let filler = space.map_anon(8 * MIB).unwrap();
+    (0..8 * MIB / PAGE).for_each(|page| store(&filler, page * PAGE, 6));
+    drop(filler);
+    (0..2 * MIB / PAGE).for_each(|page| store(&stuck, page * PAGE, 7));
+    replace(&stuck, 0..2 * MIB / PAGE);
+    (0..MIB / PAGE).for_each(|page| store(&other, page * PAGE, 8));
+    assert_eq!(stuck.page_out(0..2 * MIB).unwrap(), 0);
+    let core = cache.core();
+    mutant::with(mutant, || crate::pages::reclaim::evict(core, 16, 10_000));
+    while !core.mapped.to_write.is_idle() {
+        std::thread::yield_now();
+    }
+    (0..MIB / PAGE).any(|page| state(&other, page as u64) != PageState::Dirty)
+}
+
+#[test]
+fn what_cannot_leave_keeps_no_other_memory_from_the_swap() {
+    assert!(others_leave_beside_what_cannot(None));
+    assert!(!others_leave_beside_what_cannot(Some(Mutant::StuckStaysFirst)));
+}
+
+/// The kernel may refuse to end a protection.
+#[test]
+fn a_store_to_a_page_that_is_protected_whatever_its_state_is_made() {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    store(&map, 3 * PAGE, 7);
+    assert_eq!(state(&map, 3), PageState::Dirty);
+    map.begin_protection(3);
+    store(&map, 3 * PAGE, 8);
+    assert_eq!((load(&map, 3 * PAGE), state(&map, 3)), (8, PageState::Dirty));
+}
+
+/// Whether KSM may merge the memory.
+fn is_mergeable(map: &AnonMap) -> bool {
+    let start = format!("{:x}-", map.as_mut_ptr().addr());
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let its = all.split_once(&start).expect("it is mapped").1;
+    its.lines().find(|line| line.starts_with("VmFlags:")).unwrap().contains(" mg")
+}
+
+#[test]
+fn ksm_is_told_to_keep_away_where_a_page_has_lost_its_protection() {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    map.advise(0..0, Hint::Random).unwrap();
+    for page in 0..8 {
+        store(&map, page * PAGE, 7);
+    }
+    assert_eq!(map.page_out(0..MIB).unwrap(), 8 * PAGE);
+    assert!((0..8).all(|page| load(&map, page * PAGE) == 7));
+    // SAFETY: the map's addresses; no byte changes.
+    let merges = unsafe { libc::madvise(map.as_mut_ptr().cast(), MIB, libc::MADV_MERGEABLE) } == 0;
+    if !merges {
+        return println!("skipped: the kernel has no KSM");
+    }
+    map.end_protection(0);
+    store(&map, 0, 8);
+    // It is written, as it may have been stored to.
+    assert_eq!(map.page_out(0..MIB).unwrap(), 8 * PAGE);
+    assert!(!is_mergeable(&map));
+    assert_eq!((load(&map, 0), load(&map, PAGE)), (8, 7));
+}

@@ -10,9 +10,12 @@ use std::sync::{Arc, OnceLock};
 use super::anon::{self, Area};
 use super::fault::{self, Fault, ServedBy, SpaceShared};
 use super::handlers::{self, Handlers, ServedFault};
+use super::held::Holds;
 use super::index::MapIndex;
+use super::reservation::explained;
 use super::stats::write;
 use super::vma::{self, FaultAccess, RecordTable, Vma, Wanted};
+use crate::base::heap;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Mutex, RwLockWriteGuard};
 use crate::cache::Cache;
@@ -20,6 +23,7 @@ use crate::cache::Cache;
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, MapRangeCause, Result};
 use crate::file::File;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend::{self, Brought, Look, Mapper};
 use crate::mapped::mirror::Shown;
 use crate::mapped::task::{Rests, Waiter, now};
@@ -50,7 +54,12 @@ pub(super) fn serve_signal(address: usize, access: FaultAccess) -> Fault {
 }
 
 /// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
+/// If the heap has no room for tasks, it is served at once, or fails.
 pub(super) fn serve_message(address: usize, access: FaultAccess, rests: Rc<Rests>) -> ServedFault {
+    if !heap::has_room() {
+        let fault = fault::serve_access(address, ServedBy::Message, access, Waiter::Thread, find);
+        return ServedFault::by(std::future::ready(now(fault)));
+    }
     ServedFault::by(async move {
         let blocks = mutant::on(Mutant::HandlerBlocks);
         let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
@@ -65,13 +74,16 @@ pub(super) struct MapTarget {
     /// The program's own memory, which then `file` is.
     pub(super) own: Option<Arc<Area>>,
     pub(super) space: Arc<SpaceCore>,
+    /// What is held of it, if it is a map of a file.
+    pub(super) holds: Holds,
     /// Of the last access to the map that failed.
     last_failure: Mutex<Option<Error>>,
 }
 
 impl MapTarget {
     pub(super) fn new(file: File, own: Option<Arc<Area>>, space: Arc<SpaceCore>) -> Self {
-        MapTarget { file, own, space, last_failure: Mutex::new(None) }
+        let (holds, last_failure) = (Holds::default(), Mutex::new(None));
+        MapTarget { file, own, space, holds, last_failure }
     }
 
     pub(super) fn last_failure(&self) -> Option<Error> {
@@ -139,6 +151,12 @@ impl fault::Target for Arc<MapTarget> {
         let handle = self.file.handle();
         match &self.own {
             Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
+            None if !heap::has_room() => {
+                let (path, start) = (handle.mapping.path.clone(), page << PAGE_SHIFT);
+                let why = explained(io::Error::from_raw_os_error(libc::ENOMEM));
+                let end = start + PAGE_BYTES as u64;
+                Err(Cause::Map { path, start, end, cause: Arc::new(why) }.into())
+            }
             None => lend::bring(handle, page, waiter).await.map(Some),
         }
     }
@@ -149,7 +167,7 @@ impl fault::Target for Arc<MapTarget> {
         *self.last_failure.lock() = Some(why);
         // A thread that faults by itself goes on with the signal.
         if self.space.shared.by == ServedBy::Message && !mutant::on(Mutant::PoisonUnlocked) {
-            handlers::poison(&self.space.uffd, address);
+            self.holds.poison(address, || handlers::poison(&self.space.uffd, address));
         }
     }
 }

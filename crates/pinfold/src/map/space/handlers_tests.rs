@@ -371,6 +371,64 @@ fn a_late_answer_poisons_no_page_of_another_map() {
     assert!(!is_read_after_a_late_answer(Some(Mutant::PoisonUnlocked)));
 }
 
+/// A file that can be cut.
+#[derive(Debug, Default)]
+struct Cut(AtomicU64);
+
+impl Source for Cut {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.load(Ordering::Relaxed))
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.0.load(Ordering::Relaxed).saturating_sub(offset);
+        let bytes = buf.len().min(left as usize);
+        buf[..bytes].fill(7);
+        Ok(bytes)
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "cut".into()
+    }
+}
+
+/// Whether what is held can be read after a fault whose message came before it was held, and which
+/// is served when the file has been cut.
+fn is_held_after_a_late_fault(mutant: Option<Mutant>) -> bool {
+    let cache = Cache::new(Options::new(16 * MIB as u64)).unwrap();
+    let source = Arc::new(Cut(AtomicU64::new(64 * PAGE as u64)));
+    let file = cache.attach("cut", source.clone()).unwrap();
+    let space = space(&cache);
+    let map = space.map_file(&file, 0..64 * PAGE as u64).unwrap();
+    let page = |map: &crate::Map, n: usize| map.as_ptr().wrapping_add(n * PAGE);
+    let late_fault = |n: usize| {
+        let mut tasks = Tasks::new();
+        let begun = tasks.begin(page(&map, n), FaultAccess::Load);
+        begun.unwrap_or_else(|| tasks.end(page(&map, n)))
+    };
+    // A page that was poisoned before it is held, and one that would be after that.
+    let refresh_with = |pages: usize| {
+        source.0.store((pages * PAGE) as u64, Ordering::Relaxed);
+        file.refresh().unwrap();
+    };
+    refresh_with(30);
+    assert_eq!(late_fault(40), Fault::Failed);
+    refresh_with(64);
+    let held =
+        [map.hold(40 * PAGE..41 * PAGE).unwrap(), map.hold(35 * PAGE + 7..36 * PAGE).unwrap()];
+    refresh_with(30);
+    assert_eq!(mutant::with(mutant, || late_fault(35)), Fault::Failed);
+    // A load would end the process.
+    let (_reader, writer) = io::pipe().unwrap();
+    held.iter().all(|bytes| rustix::io::write(&writer, bytes) == Ok(bytes.len()))
+}
+
+#[test]
+fn a_late_fault_poisons_nothing_that_is_held() {
+    assert!(is_held_after_a_late_fault(None));
+    assert!(!is_held_after_a_late_fault(Some(Mutant::HeldIsPoisoned)));
+}
+
 /// A message that is served when its map has gone, and one of a space that serves itself is there.
 #[test]
 fn a_message_is_not_about_a_map_of_a_space_without_handlers() {

@@ -4,6 +4,11 @@
 //! kernel maps a page that is in the mirror by itself, also when a system call touches it: so no
 //! such access asks anybody. What the range costs others is bounded: the pages of its folios count
 //! with those of own memory that are held (`anon/hold.rs`).
+//!
+//! A page that is in the mirror need not be in the page table. So a fault that has waited with its
+//! message since before the range was held, and that fails now, as the file was cut meanwhile, for
+//! example, could poison it. Whoever poisons and whoever completes a range exclude each other
+//! ([`Holds`]): what is poisoned before is zapped, and what is held is not poisoned.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,6 +17,7 @@ use std::time::Instant;
 use super::anon::HELD_SHARE;
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
+use crate::base::sync::locks::Mutex;
 use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend;
@@ -19,31 +25,85 @@ use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
 
-/// How many ranges of a map are held.
+/// What is held of a map.
 #[derive(Debug, Default)]
-pub(super) struct Holds(AtomicU32);
+pub(super) struct Holds {
+    /// How many ranges are held, or about to be.
+    all: AtomicU32,
+    /// No other lock is taken under it.
+    complete: Mutex<CompleteHolds>,
+}
+
+/// The ranges whose pages are all in the mirror.
+#[derive(Debug, Default)]
+struct CompleteHolds {
+    addresses: Vec<Range<usize>>,
+    /// A page of the map was poisoned once.
+    is_poisoned: bool,
+}
 
 impl Holds {
     #[cfg(feature = "testing")]
     pub(super) fn are_there(&self) -> bool {
         // Acquire: pairs with the release in the drop below.
-        self.0.load(Ordering::Acquire) > 0
+        self.all.load(Ordering::Acquire) > 0
     }
 
     /// One more. The caller has the map's lock, and the map can be read.
     pub(super) fn begin(&self) -> Hold<'_> {
-        self.0.fetch_add(1, Ordering::Relaxed); // under the lock
-        Hold(self)
+        self.all.fetch_add(1, Ordering::Relaxed); // under the lock
+        Hold { holds: self, addresses: None }
+    }
+
+    /// Calls `poison` for the page at `address`, unless it is held: then the access that has failed
+    /// finds it when it is repeated.
+    pub(super) fn poison(&self, address: usize, poison: impl FnOnce()) {
+        let mut complete = self.complete.lock();
+        let has_it = |held: &Range<usize>| {
+            let start = held.start & !(PAGE_BYTES - 1);
+            (start..held.end.next_multiple_of(PAGE_BYTES)).contains(&address)
+        };
+        if !complete.addresses.iter().any(has_it) || mutant::on(Mutant::HeldIsPoisoned) {
+            complete.is_poisoned = true;
+            poison();
+        }
     }
 }
 
 /// One of these.
-pub(super) struct Hold<'a>(&'a Holds);
+pub(super) struct Hold<'a> {
+    holds: &'a Holds,
+    /// Once it is complete.
+    addresses: Option<Range<usize>>,
+}
+
+impl Hold<'_> {
+    /// All pages at these addresses are in the mirror, and stay there. Calls `zap` if one of them may
+    /// be poisoned; from then on none is.
+    fn complete(
+        &mut self,
+        addresses: Range<usize>,
+        zap: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut complete = self.holds.complete.lock();
+        if complete.is_poisoned {
+            zap()?;
+        }
+        complete.addresses.push(addresses.clone());
+        self.addresses = Some(addresses);
+        Ok(())
+    }
+}
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
+        if let Some(addresses) = self.addresses.take() {
+            let mut complete = self.holds.complete.lock();
+            let at = complete.addresses.iter().position(|it| *it == addresses);
+            complete.addresses.swap_remove(at.expect("it is complete"));
+        }
         // Release: pairs with the acquire above. The range is not read after that.
-        self.0.0.fetch_sub(1, Ordering::Release);
+        self.holds.all.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -59,7 +119,7 @@ pub struct HeldBytes<'a> {
     folios: Vec<Held<'a>>,
     /// How many pages it has claimed of those that may be held.
     claimed: u32,
-    _hold: Hold<'a>,
+    hold: Hold<'a>,
 }
 
 impl std::fmt::Debug for HeldBytes<'_> {
@@ -71,7 +131,8 @@ impl std::fmt::Debug for HeldBytes<'_> {
 }
 
 impl<'a> HeldBytes<'a> {
-    /// Holds a range of the map that has the file's bytes from `map_start` on at `at`.
+    /// Holds a range of the map that has the file's bytes from `map_start` on at `at`. `zap` takes it
+    /// out of the page table, which ends poison.
     ///
     /// # Safety
     /// As long as `hold` is borrowed, the map is at `at`, and can be read as long as it is there.
@@ -80,13 +141,13 @@ impl<'a> HeldBytes<'a> {
         hold: Hold<'a>,
         (at, map_start): (*const u8, u64),
         range: Range<usize>,
+        zap: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
         let (core, len) = (&*handle.core, range.len());
         let (start, end) = (map_start + range.start as u64, map_start + range.end as u64);
         let first = at.wrapping_add(range.start);
         // On an error, its drop gives back what it has.
-        let mut held =
-            HeldBytes { bytes: &[], range, core, folios: Vec::new(), claimed: 0, _hold: hold };
+        let mut held = HeldBytes { bytes: &[], range, core, folios: Vec::new(), claimed: 0, hold };
         if len == 0 {
             return Ok(held);
         }
@@ -123,6 +184,7 @@ impl<'a> HeldBytes<'a> {
                 held.folios.push(folio);
             }
         }
+        held.hold.complete(first.addr()..first.addr() + len, zap)?;
         // SAFETY: in the map, of which the caller says that it stays. Its pages are those of folios
         // with references, whose bytes nobody changes, and which the map shows as long as there are
         // references.

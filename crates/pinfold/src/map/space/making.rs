@@ -12,6 +12,7 @@ use super::handlers::Handlers;
 use super::map::{self, Map, check_own};
 use super::signal;
 use super::stats::SpaceStats;
+use crate::base::heap;
 use crate::base::sync::Mutex;
 use crate::cache::Cache;
 #[cfg(doc)]
@@ -158,6 +159,7 @@ impl Space {
     fn make(cache: &Cache, lock: FaultLock, io: FaultIo, handlers: usize) -> Result<Self> {
         cache.core().check_owner()?;
         let mapper = Mapper::new(cache.core())?;
+        heap::reserve();
         let handlers = handlers.min(HANDLERS_MAX);
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);

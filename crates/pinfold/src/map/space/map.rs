@@ -38,8 +38,8 @@ use std::{io, slice};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
-use super::held::{HeldBytes, Holds};
-use super::reservation::Reservation;
+use super::held::HeldBytes;
+use super::reservation::{Reservation, explained};
 use super::vma::{Mapped, Vma, begin, end};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
@@ -81,8 +81,6 @@ pub struct Map {
     /// Of the file.
     range: Range<u64>,
     readable: AtomicBool,
-    /// How many ranges of it are held. While there are some, it stays readable.
-    holds: Holds,
     /// The right to map the file's mirror. Dropped last.
     _right: MayMap,
 }
@@ -125,8 +123,7 @@ impl Map {
         };
         let readable = AtomicBool::new(true);
         let (first_page, range) = (range.start >> PAGE_SHIFT, range.clone());
-        let holds = Holds::default();
-        let map = Map { target, vma, number, reservation, range, readable, holds, _right: may_map };
+        let map = Map { target, vma, number, reservation, range, readable, _right: may_map };
         // Ended by the drop.
         map.shown().begin(&pages, first_page);
         let layout = map.target.space.layout();
@@ -286,17 +283,12 @@ impl Map {
             let cause = rustix::io::Errno::ACCESS.into();
             return Err(refused(&self.target.file, &self.range, cause));
         }
-        let hold = self.holds.begin();
+        let hold = self.target.holds.begin();
         drop(body);
         let place = (self.as_ptr(), self.range.start);
         // SAFETY: `self` is borrowed as long as `hold`, so it stays where it is; `protect` asks
         // `holds`.
-        let held = unsafe { HeldBytes::new(handle, hold, place, range.clone()) }?;
-        // A page that could not be read before may be poisoned.
-        if self.target.space.handlers.is_some() && self.target.last_failure().is_some() {
-            self.zap(&range)?;
-        }
-        Ok(held)
+        unsafe { HeldBytes::new(handle, hold, place, range.clone(), || self.zap(&range)) }
     }
 
     /// Brings what is absent of a range that is in the map.
@@ -430,7 +422,7 @@ impl Map {
         file.handle().core.check_owner()?;
         let pages = self.reservation.pages(&self.range);
         let allowed = self.change(|_| {
-            if !readable && self.holds.are_there() {
+            if !readable && self.target.holds.are_there() {
                 return Err(rustix::io::Errno::BUSY.into());
             }
             allow(&pages, readable)?;
@@ -571,7 +563,7 @@ fn wrong_range(
 
 fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
-    let (start, end, cause) = (range.start, range.end, Arc::new(cause));
+    let (start, end, cause) = (range.start, range.end, Arc::new(explained(cause)));
     Cause::Map { path, start, end, cause }.into()
 }
 

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::{io, ptr};
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::index::GRANULE_BYTES;
@@ -63,7 +64,10 @@ impl Reservation {
         if self.bytes > 0 {
             // SAFETY: this value's own addresses, which nobody uses any more.
             let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
-            debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+            // What the program has sealed, or where one mapping more would be one too many, stays
+            // nobody's until the process ends.
+            let may_stay = [Errno::PERM, Errno::NOMEM];
+            debug_assert!(unmapped.err().is_none_or(|it| may_stay.contains(&it)), "{unmapped:?}");
         }
     }
 }
@@ -71,6 +75,19 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.unmap();
+    }
+}
+
+/// What the system says where it has no memory for one more mapping, or allows none: madvise(2) says
+/// `EAGAIN`, the other calls `ENOMEM`, and neither says which.
+pub(super) fn explained(cause: io::Error) -> io::Error {
+    match cause.raw_os_error() {
+        Some(libc::ENOMEM | libc::EAGAIN) => {
+            let why = "the system has no memory, the process may have no more of it (RLIMIT_AS, \
+                       RLIMIT_DATA), or it has as many mappings as vm.max_map_count allows";
+            io::Error::new(io::ErrorKind::OutOfMemory, format!("{why}: {cause}"))
+        }
+        _ => cause,
     }
 }
 

@@ -207,6 +207,16 @@ impl Swap {
         done
     }
 
+    /// There was no memory for a buffer, so nothing could be written.
+    pub(crate) fn lacks_buffer(&self) {
+        self.rest(Why::Failed);
+        add(&self.counters.write_errors, 1);
+        self.remember(&io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            "the program's allocator has no memory for a buffer (RLIMIT_AS, RLIMIT_DATA)",
+        ));
+    }
+
     /// It is left alone for a while. Who finds the same meanwhile does not make that longer.
     pub(crate) fn rest(&self, why: Why) {
         let mut rest = self.rest.lock();

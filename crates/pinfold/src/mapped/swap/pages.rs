@@ -123,7 +123,7 @@ pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
 pub(crate) struct PageStates {
     n: u64,
     /// For each [`CHUNK`] pages a word for each page: the state in the lowest three bits, the slot
-    /// above. An empty chunk is all `Origin`: so memory that is not stored to takes none here.
+    /// above. An empty chunk is all `Origin`: so memory that is not used takes none here.
     chunks: Vec<Box<[u32]>>,
 }
 
@@ -134,7 +134,7 @@ const CHUNK: u64 = 1 << 14;
 
 impl PageStates {
     /// `n` pages, none of which was ever stored to. Takes 16 bytes for each [`CHUNK`] pages, and 4
-    /// for each page of those in which one was stored to.
+    /// for each page of those in which one got into memory.
     ///
     /// # Errors
     /// There is no memory for so many.
@@ -174,6 +174,20 @@ impl PageStates {
             4 => PageState::Stale(slot),
             _ => PageState::Lost,
         }
+    }
+
+    /// From now on a change of the state of this page takes no memory. False: there is none. To be
+    /// called before the page gets into memory: then a store to it can always be noted.
+    #[cfg(not(loom))]
+    #[must_use = "without it, a store may end the process"]
+    pub(crate) fn make_room(&mut self, page: u64) -> bool {
+        let (chunk, _) = self.place(page);
+        if self.chunks[chunk].is_empty() {
+            let words = (self.n - chunk as u64 * CHUNK).min(CHUNK);
+            let Some(words) = crate::base::heap::zeroed(words as usize) else { return false };
+            self.chunks[chunk] = words;
+        }
+        true
     }
 
     fn set(&mut self, page: u64, state: PageState) {
@@ -296,6 +310,11 @@ impl PageStates {
             // Elsewhere, or lost before.
             PageState::Origin | PageState::Swapped(_) | PageState::Lost => Ok(()),
         }
+    }
+
+    /// Whether the page, or an older version of it, is being written.
+    pub(crate) fn is_being_written(&self, page: u64) -> bool {
+        matches!(self.get(page), PageState::Writing(_) | PageState::Stale(_))
     }
 
     /// The bytes of the page are not wanted any more: it is as if it had never been stored to.

@@ -205,8 +205,8 @@ fn drop_range(
     (dropped, later)
 }
 
-/// Drops all folios of `pages` of a file that is outside, on their way or not. The caller lets go of
-/// what is returned, without the mutex, and takes the pages out of memory if there are any.
+/// Drops all folios of `pages` of a file that is outside, on their way or not. The pages are
+/// not in memory any more. The caller lets go of what is returned, without the mutex.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn drop_within(
     core: &Core,

@@ -9,6 +9,7 @@ use pinfold_policy::{Answer, Sweep, SweepCounts};
 
 use super::parts;
 use crate::base::counters::Event;
+use crate::base::heap;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, Frozen, InUse, To};
@@ -41,8 +42,11 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
 
 /// [`evict`] for who may not wait, however many threads evict.
 pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
-    let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
+    if !heap::has_room() {
+        return sweep.counts(); // who waits for memory has an error to return
+    }
+    let collected = freeze::collect(core);
     let mut turns = PieceTurns::default();
     let mut on_their_way = 0;
     // Ends: the sweep's effort is bounded.

@@ -35,7 +35,10 @@ mod unmovable;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use pinfold_policy::SweepCounts;
+
 use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::BLOCK_ORDER_MIN;
 use crate::base::sync::Ordering;
 use crate::error::{Cause, Error, Result};
@@ -156,10 +159,22 @@ pub(crate) fn allocate(
         if patience.is_over(core) {
             return Err(shortage(core, wish.bytes() as u64));
         }
-        if evict(core, core.pressure.direct_pages, EFFORT_MAX).evicted == 0 {
+        if evict_again(core, core.pressure.direct_pages, &patience).evicted == 0 {
             core.pressure.wait_for_progress(seen, nap);
             nap = (nap * 2).min(NAP_MAX);
         }
+    }
+}
+
+/// A turn of eviction for a thread that waits. That others evict, and as many as may, is a reason to
+/// wait for them, but not until patience is over: they may all look at what cannot leave, or take what
+/// they free.
+pub(crate) fn evict_again(core: &Core, pages: u32, patience: &Patience) -> SweepCounts {
+    let goes_by_itself = patience.wears_thin(core) && !mutant::on(Mutant::EvictorsAwaited);
+    if goes_by_itself {
+        evict_at_once(core, pages, EFFORT_MAX)
+    } else {
+        evict(core, pages, EFFORT_MAX)
     }
 }
 
@@ -252,6 +267,11 @@ impl Patience {
     #[cfg(not(loom))]
     pub(crate) fn is_over_for_copy(&mut self, core: &Core) -> bool {
         self.has_lasted(core, false)
+    }
+
+    /// A quarter of it is over.
+    pub(crate) fn wears_thin(&self, core: &Core) -> bool {
+        self.since.elapsed() > core.options.patience() / 4
     }
 
     /// Whether it is over. With `begins_anew`, the time begins anew.

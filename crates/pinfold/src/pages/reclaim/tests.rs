@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::allocate;
 use super::evict::EVICTORS_MAX;
 use crate::base::counters::Event;
+use crate::base::mutant::{self, Mutant};
 use crate::error::Cause;
 use crate::frames::Order;
 use crate::pages::pressure::Claim;
@@ -403,4 +404,36 @@ fn while_enough_threads_evict_no_other_does() {
     assert!(enter().is_none() && !evict());
     all.pop();
     assert!(evict());
+}
+
+/// Whether a thread gets memory while all who may evict get on with nothing.
+fn has_memory_while_others_evict(mutant: Option<Mutant>) -> bool {
+    let mut options = Options::new(BUDGET_MIN_BYTES);
+    options.patience = Duration::from_millis(100);
+    let cache = Cache::new(options).unwrap();
+    let file = cache.attach("memory", Arc::new(Memory::new(vec![7; 4 << 20]))).unwrap();
+    file.read_at(&mut vec![0; 4 << 20], 0).unwrap();
+    let core = cache.core();
+    let enter = || core.pressure.evictors.enter(EVICTORS_MAX);
+    let mut others = Vec::new();
+    while others.len() < EVICTORS_MAX as usize {
+        others.extend(enter()); // the daemon may be one of them, for a moment
+    }
+    let mut taken: Vec<_> =
+        std::iter::from_fn(|| core.frames.alloc_at_most(Order::MIN).map(|(head, _)| head))
+            .collect();
+    assert!(core.frames.alloc_at_most(Order::MIN).is_none());
+    let got = mutant::with(mutant, || allocate(core, Order::MIN, true));
+    let got = got.ok().map(|got| got.expect("it is needed").0);
+    taken.extend(got);
+    for head in taken {
+        core.put(head);
+    }
+    got.is_some()
+}
+
+#[test]
+fn who_has_waited_for_long_for_those_who_evict_evicts_by_itself() {
+    assert!(has_memory_while_others_evict(None));
+    assert!(!has_memory_while_others_evict(Some(Mutant::EvictorsAwaited)));
 }

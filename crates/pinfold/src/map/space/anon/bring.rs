@@ -17,6 +17,10 @@
 //! If a read fails, the folios leave the index, and whoever wants one of these pages reads it
 //! alone.
 //!
+//! None of this takes memory of the heap, but for the buffer of steps 3 and 5, and what waiting and
+//! eviction take: where there is no buffer for a run, the page comes alone; where there is none for a
+//! page, the access fails.
+//!
 //! A task does the same. It waits for its turn, for other threads and for reads without blocking
 //! its thread; if there is no memory, it evicts what needs no write, rests, and begins anew.
 
@@ -24,31 +28,30 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::protect::Protection;
+use super::run::{RUN_MAX, RunFrames, RunToBring};
 use super::{AccessOrder, Area, Origin, STREAMS, calls};
 use crate::base::counters::Event;
-use crate::base::wait;
+use crate::base::mutant::{self, Mutant};
+use crate::base::{heap, wait};
 use crate::error::{Cause, Result};
 use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
 use crate::map::space::vma::FaultAccess;
 use crate::map::{lend, lent};
+use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
-use crate::mapped::swap::slots::Slot;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Changing, Mapping};
-use crate::pages::reclaim::{self, Patience};
+use crate::pages::reclaim::{self, Patience, Shortage};
 use crate::source::{AlignedBuffer, is_refusal};
 
-/// The most pages that come at once.
-const RUN_MAX: u64 = 32;
-
 /// What pages of zeros are copied from.
-static ZEROS: Zeros = Zeros([0; RUN_MAX as usize * PAGE_BYTES]);
+static ZEROS: Zeros = Zeros([0; RUN_MAX * PAGE_BYTES]);
 
 #[repr(align(4096))]
-struct Zeros([u8; RUN_MAX as usize * PAGE_BYTES]);
+struct Zeros([u8; RUN_MAX * PAGE_BYTES]);
 
 /// How long a task rests if all who read for sources are busy.
 const BUSY_NAP: Duration = Duration::from_millis(1);
@@ -68,28 +71,6 @@ enum Filled {
     Faster,
     /// There is no memory at once, for the page or for the index.
     NoMemory,
-}
-
-/// Pages that can come at once.
-#[derive(Clone, Debug)]
-struct RunToBring {
-    first: u64,
-    /// What each of them is.
-    states: Vec<PageState>,
-    /// It comes with what the program stores, and not with its bytes.
-    is_replaced: bool,
-}
-
-impl RunToBring {
-    fn of(first: u64, state: PageState) -> Self {
-        RunToBring { first, states: vec![state], is_replaced: false }
-    }
-}
-
-/// A page on its way: in the index, with a reference of this thread's.
-struct Coming {
-    page: u64,
-    head: FrameNumber,
 }
 
 impl Area {
@@ -124,11 +105,15 @@ impl Area {
             match self.find(handle, page, access)? {
                 OwnLook::There => return Ok(()),
                 OwnLook::OnItsWay(held) => wait_for(core, &held, waiter).await,
-                OwnLook::Absent(run) if run.states[0] == PageState::Lost => {
+                OwnLook::Absent(run) if run.state == PageState::Lost => {
                     return Err(Area::lost(mapping, page));
                 }
+                OwnLook::Absent(_) if !heap::has_room() => {
+                    let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
+                    return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+                }
                 OwnLook::Absent(run) => {
-                    let bringing = lend::bringing(core, run.states.len() as u32, waiter).await;
+                    let bringing = lend::bringing(core, run.pages as u32, waiter).await;
                     match self.fill(handle, page, run, access, Some(waiter)).await? {
                         Filled::Came => return Ok(()),
                         Filled::Faster => {}
@@ -160,10 +145,11 @@ impl Area {
                 OwnLook::There => return Ok(()),
                 OwnLook::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
                 OwnLook::Absent(run)
-                    if matches!(run.states[0], PageState::Swapped(_) | PageState::Lost) =>
+                    if matches!(run.state, PageState::Swapped(_) | PageState::Lost) =>
                 {
                     let _bringing = now(lend::bringing(core, 1, Waiter::Thread));
-                    if self.replace(handle, RunToBring::of(page, run.states[0]), bytes)? {
+                    let alone = RunToBring { is_replaced: true, ..RunToBring::of(page, run.state) };
+                    if self.replace(handle, &alone, bytes)? {
                         return Ok(());
                     }
                 }
@@ -190,7 +176,7 @@ impl Area {
     }
 
     fn is_zeros(&self, run: &RunToBring) -> bool {
-        matches!(self.origin, Origin::Zeros) && run.states[0] == PageState::Origin
+        matches!(self.origin, Origin::Zeros) && run.state == PageState::Origin
     }
 
     /// Step 1.
@@ -214,9 +200,10 @@ impl Area {
                     .map(OwnLook::OnItsWay)
                     .ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into());
             }
-            if !self.is_absent(page) {
+            let entry = self.entry(page);
+            if !entry.is_some_and(PagemapEntry::is_absent) {
                 if access == FaultAccess::Store {
-                    self.store(core, &mut changing, page);
+                    self.store(core, &mut changing, page, entry);
                 }
                 return Ok(OwnLook::There);
             }
@@ -227,11 +214,26 @@ impl Area {
         }
     }
 
-    /// A store to a page that is there begins.
-    pub(super) fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
-        let pages = changing.own().expect("own memory has states");
+    /// A store to a page that is there begins. If the page table was looked up, and has the page as
+    /// protected, it is not any more, whatever its state: the kernel may have refused to end that.
+    pub(super) fn store(
+        &self,
+        core: &Core,
+        changing: &mut Changing<'_>,
+        page: u64,
+        entry: Option<PagemapEntry>,
+    ) {
+        let mut is_protected = entry.is_some_and(PagemapEntry::is_protected);
         let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
-        give(core, pages.store(page, allow));
+        let pages = changing.own().expect("own memory has states");
+        let unused = pages.store(page, || {
+            is_protected = false;
+            allow();
+        });
+        give(core, unused);
+        if is_protected && !mutant::on(Mutant::ProtectedForGood) {
+            allow();
+        }
     }
 
     /// Which absent pages can come together with `page`.
@@ -243,21 +245,16 @@ impl Area {
             AccessOrder::Sequential => true,
             AccessOrder::Unknown => page == 0 || self.is_expected(page),
         };
-        let end = if goes_on { self.pages().min(page + RUN_MAX) } else { page + 1 };
+        let end = if goes_on { self.pages().min(page + RUN_MAX as u64) } else { page + 1 };
+        if !matches!(state, PageState::Origin | PageState::Swapped(_)) {
+            return run;
+        }
         for next in page + 1..end {
-            let fits = match (state, changing.own().map(|pages| pages.get(next))) {
-                (PageState::Swapped(Slot(first)), Some(PageState::Swapped(Slot(slot)))) => {
-                    u64::from(slot) == u64::from(first) + (next - page)
-                }
-                (PageState::Origin, Some(PageState::Origin)) => true,
-                _ => false,
-            };
-            if !fits || changing.head(next).is_some() {
+            let found = changing.own().map(|pages| pages.get(next));
+            if found != Some(run.state(run.pages)) || changing.head(next).is_some() {
                 break;
             }
-            run.states.push(PageState::Origin);
-            *run.states.last_mut().expect("just pushed") =
-                changing.own().expect("own memory has states").get(next);
+            run.pages += 1;
         }
         run
     }
@@ -293,57 +290,69 @@ impl Area {
         // Ends: the second turn is for the page alone.
         loop {
             let mut frames = Area::allocate(handle, &run, waiter)?;
-            run.states.truncate(frames.len());
-            if run.states.is_empty() {
+            if frames.is_empty() {
                 return Ok(Filled::NoMemory);
             }
-            let is_alone = run.states.len() == 1;
             // In place of the memory of the folios, which have none yet. Zeros need no buffer.
             let zeros = self.is_zeros(&run);
-            let mut buffer = if zeros {
-                AlignedBuffer::zeroed(0, 1)
-            } else {
-                AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES)
+            let Some(mut buffer) = Area::buffer(&mut frames, core, zeros) else {
+                let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
+                return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
             };
-            if run.states[0] == PageState::Origin && !zeros {
+            let is_alone = frames.len() == 1;
+            if run.state == PageState::Origin && !zeros {
                 match self.read_origin(page, &mut buffer, waiter).await {
-                    Ok(pages) => {
-                        run.states.truncate(pages);
-                        give_back(core, frames.drain(run.states.len()..));
-                    }
+                    Ok(pages) => frames.keep(core, pages),
                     Err(error) => {
-                        give_back(core, frames);
+                        frames.keep(core, 0);
                         if is_alone {
                             return Err(error);
                         }
-                        run.states.truncate(1);
+                        run.pages = 1;
                         continue;
                     }
                 }
             }
-            let Some(coming) = self.insert(handle, &run, &frames, waits)? else {
+            if !self.insert(handle, &run, &mut frames, waits)? {
                 return Ok(Filled::NoMemory);
-            };
-            if coming.is_empty() {
+            }
+            if frames.is_empty() {
                 return Ok(Filled::Faster);
             }
-            self.expect(page, page + coming.len() as u64);
-            let bytes = coming.len() * PAGE_BYTES;
+            self.expect(page, run.page(frames.len()));
+            let bytes = frames.len() * PAGE_BYTES;
             let read;
-            (buffer, read) = Area::read(core, run.states[0], buffer, bytes, waiter).await;
+            (buffer, read) = Area::read(core, run.state, buffer, bytes, waiter).await;
             let is_read = read.is_ok();
             let landing = if zeros { &ZEROS.0[..bytes] } else { &*buffer };
-            match self.land(handle, &coming, &run, landing, read, access) {
+            match self.land(handle, &frames, &run, landing, read, access) {
                 Ok(()) => return Ok(Filled::Came),
-                Err(error) if coming.len() == 1 && is_read => {
+                Err(error) if frames.len() == 1 && is_read => {
                     return Err(Area::refused(mapping, "bring", &(page..page + 1), error));
                 }
-                Err(error) if coming.len() == 1 => {
-                    return Err(Area::read_error(mapping, page, run.states[0], error));
+                Err(error) if frames.len() == 1 => {
+                    return Err(Area::read_error(mapping, page, run.state, error));
                 }
-                Err(_) => run.states.truncate(1), // another page may be at fault
+                Err(_) => run.pages = 1, // another page may be at fault
             }
         }
+    }
+
+    /// A buffer for these pages, or for the first alone if there is none for all; then the other folios
+    /// are given back. `None`: there is none at all, and all are given back.
+    fn buffer(frames: &mut RunFrames, core: &Core, zeros: bool) -> Option<AlignedBuffer> {
+        if zeros {
+            return AlignedBuffer::try_zeroed(0, 1);
+        }
+        for pages in [frames.len(), 1, 0] {
+            frames.keep(core, pages);
+            if pages > 0
+                && let Some(buffer) = AlignedBuffer::try_zeroed(pages * PAGE_BYTES, PAGE_BYTES)
+            {
+                return Some(buffer);
+            }
+        }
+        None
     }
 
     /// Step 2: a lent folio for the first page, and for as many others as there is memory for.
@@ -351,10 +360,10 @@ impl Area {
         handle: &Handle,
         run: &RunToBring,
         waiter: Option<Waiter<'_>>,
-    ) -> Result<Vec<FrameNumber>> {
+    ) -> Result<RunFrames> {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
-        let mut frames = Vec::with_capacity(run.states.len());
-        while frames.len() < run.states.len() {
+        let mut frames = RunFrames::new();
+        while frames.len() < run.pages {
             let is_first = frames.is_empty();
             let waits = is_first && matches!(waiter, Some(Waiter::Thread));
             let got = lent::allocate_lent(core, frames::Order::MIN, waits);
@@ -389,17 +398,17 @@ impl Area {
 
     /// Steps 2, 4, 6 and 7 for a run of one page, all of which is stored to. False: another thread
     /// was faster.
-    fn replace(&self, handle: &Handle, run: RunToBring, bytes: &[u8]) -> Result<bool> {
+    fn replace(&self, handle: &Handle, run: &RunToBring, bytes: &[u8]) -> Result<bool> {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
         let got = lent::allocate_lent(core, frames::Order::MIN, true);
         let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
         let Some((head, _)) = got else { return Ok(false) };
-        let run = RunToBring { is_replaced: true, ..run };
-        let coming = self.insert(handle, &run, &[head], true)?.unwrap_or_default();
-        if coming.is_empty() {
+        let mut frames = RunFrames::new();
+        frames.push(head);
+        if !self.insert(handle, run, &mut frames, true)? || frames.is_empty() {
             return Ok(false);
         }
-        let landed = self.land(handle, &coming, &run, bytes, Ok(()), FaultAccess::Store);
+        let landed = self.land(handle, &frames, run, bytes, Ok(()), FaultAccess::Store);
         landed.map_err(|why| Area::refused(mapping, "bring", &(page..page + 1), why))?;
         Ok(true)
     }
@@ -417,24 +426,30 @@ impl Area {
         Area::refused(mapping, "bring", &(page..page + 1), error)
     }
 
-    /// Step 4: as many as are still absent, and as they were, from the first on. `None`: the index
-    /// has no memory at once, and it is not `needed`.
+    /// Step 4: as many as are still absent, and as they were, from the first on. The others are given
+    /// back. Those that are left are on their way: in the index, with a reference of this thread's.
+    /// False: the index has no memory at once, and it is not `needed`.
     fn insert(
         &self,
         handle: &Handle,
         run: &RunToBring,
-        frames: &[FrameNumber],
+        frames: &mut RunFrames,
         needed: bool,
-    ) -> Result<Option<Vec<Coming>>> {
+    ) -> Result<bool> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
-        let mut coming: Vec<Coming> = Vec::with_capacity(frames.len());
+        let mut coming = 0;
+        let mut done = Ok(true);
         let mut changing = mapping.change();
         // Ends: each turn inserts one, or makes nodes for it.
-        while coming.len() < frames.len() {
-            let (n, page) = (coming.len(), run.first + coming.len() as u64);
-            let head = frames[n];
-            let as_before = changing.own().is_some_and(|it| it.get(page) == run.states[n]);
+        while coming < frames.len() {
+            let (page, head) = (run.page(coming), frames[coming]);
+            let as_before = changing.own().is_some_and(|it| it.get(page) == run.state(coming));
             if self.is_closed() || !as_before || changing.head(page).is_some() {
+                break;
+            }
+            if !changing.own().is_some_and(|it| it.make_room(page)) {
+                let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
+                done = Err(Area::refused(mapping, "bring", &(page..page + 1), why));
                 break;
             }
             let frame = core.frames.frame(head);
@@ -445,40 +460,33 @@ impl Area {
                 Ok(()) => {
                     changing.folios_added(1);
                     frame.count.get(1);
-                    coming.push(Coming { page, head });
+                    coming += 1;
                 }
                 Err(short) => {
                     frame.forget_identity();
                     // Others may wait for those before it.
-                    let first = needed && coming.is_empty();
+                    let first = needed && coming == 0;
                     drop(changing);
                     core.waiters.wake(head.0);
                     let wanted = match short {
                         InsertError::NoNodes(short) => short.wanted,
                         InsertError::Occupied(_) => unreachable!("asked under the same mutex"),
                     };
-                    match reclaim::refill_nodes(core, wanted, first) {
-                        Ok(true) => {}
-                        Ok(false) => {
-                            give_back(core, frames[coming.len()..].iter().copied());
-                            return Ok((!coming.is_empty()).then_some(coming));
-                        }
-                        Err(why) => {
-                            give_back(core, frames[coming.len()..].iter().copied());
-                            let error = why.of(mapping, run.first);
-                            if coming.is_empty() {
-                                return Err(Area::no_memory(core, mapping, run.first, error));
-                            }
-                            return Ok(Some(coming));
-                        }
-                    }
+                    let refilled = reclaim::refill_nodes(core, wanted, first);
                     changing = mapping.change();
+                    if !matches!(refilled, Ok(true)) {
+                        let short = |why: Shortage| {
+                            Area::no_memory(core, mapping, run.first, why.of(mapping, run.first))
+                        };
+                        done = refilled.map_err(short);
+                        break;
+                    }
                 }
             }
         }
         drop(changing);
-        give_back(core, frames[coming.len()..].iter().copied());
-        Ok(Some(coming))
+        frames.keep(core, coming);
+        if coming > 0 { Ok(true) } else { done }
     }
 
     /// Step 5: the first `bytes` bytes of the buffer, which comes back.
@@ -520,7 +528,7 @@ impl Area {
     fn land(
         &self,
         handle: &Handle,
-        coming: &[Coming],
+        coming: &[FrameNumber],
         run: &RunToBring,
         bytes: &[u8],
         mut read: std::io::Result<()>,
@@ -532,20 +540,19 @@ impl Area {
         if run.is_replaced && !self.allows(Protection::ReadWrite) {
             read = Err(std::io::Error::from_raw_os_error(libc::EACCES)); // since it was asked
         }
-        let is_wanted = |it: &Coming| core.frames.frame(it.head).identity().mapping == mapping.id;
+        let is_wanted = |n: usize| core.frames.frame(coming[n]).identity().mapping == mapping.id;
         let mut n = 0;
-        let mut landed = vec![false; coming.len()];
+        let mut landed = [false; RUN_MAX];
         // Ends: each turn lands at least one, or passes it over.
         while n < coming.len() && read.is_ok() {
-            if !is_wanted(&coming[n]) {
+            if !is_wanted(n) {
                 n += 1;
                 continue;
             }
             let stores = access == FaultAccess::Store && (n == 0 || zeros);
-            let same = |it: &&Coming| is_wanted(it) && (zeros || !stores);
-            let end = n + 1 + coming[n + 1..].iter().take_while(same).count();
-            let pages = coming[n].page..coming[n].page + (end - n) as u64;
-            let at = self.addresses(&pages);
+            let same = |it: &usize| is_wanted(*it) && (zeros || !stores);
+            let end = n + 1 + (n + 1..coming.len()).take_while(same).count();
+            let at = self.addresses(&(run.page(n)..run.page(end)));
             let from = &bytes[n * PAGE_BYTES..end * PAGE_BYTES];
             let put = if zeros && !stores {
                 calls::zero(self.fd(), &at, from)
@@ -564,35 +571,34 @@ impl Area {
                 landed[it] = true;
                 if stores || zeros {
                     let states = changing.own().expect("own memory has states");
-                    give(core, states.store(coming[it].page, || {})); // it came unprotected
+                    give(core, states.store(run.page(it), || {})); // it came unprotected
                 }
-                let frame = core.frames.frame(coming[it].head);
+                let frame = core.frames.frame(coming[it]);
                 frame.change_end();
-                if core.residency.insert(&core.frames, coming[it].head, mapping.ghosts_of) {
+                if core.residency.insert(&core.frames, coming[it], mapping.ghosts_of) {
                     core.counters.count(Event::Refault);
                 }
             }
             n = end;
         }
-        let mut gone = Vec::new();
-        for (it, _) in coming.iter().zip(&landed).filter(|(it, landed)| !**landed && is_wanted(it))
-        {
-            let removed = changing.writer(&core.nodes).remove(it.page);
-            assert_eq!(removed.map(|folio| folio.frame), Some(it.head), "brought, not found");
+        let mut gone = RunFrames::new();
+        for n in (0..coming.len()).filter(|&n| !landed[n] && is_wanted(n)) {
+            let removed = changing.writer(&core.nodes).remove(run.page(n));
+            assert_eq!(removed.map(|folio| folio.frame), Some(coming[n]), "brought, not found");
             changing.folio_removed();
-            core.frames.frame(it.head).forget_identity();
-            gone.push(it.head);
+            core.frames.frame(coming[n]).forget_identity();
+            gone.push(coming[n]);
         }
         drop(changing);
-        for (n, it) in coming.iter().enumerate() {
-            core.waiters.wake(it.head.0);
+        for (n, &head) in coming.iter().enumerate() {
+            core.waiters.wake(head.0);
             if n == 0 && landed[0] {
-                core.keep_recent(Held::adopt(core, it.head));
+                core.keep_recent(Held::adopt(core, head));
             } else {
-                core.put(it.head);
+                core.put(head);
             }
         }
-        for head in gone {
+        for &head in gone.iter() {
             core.put(head); // the index's
         }
         if self.closed.load(Ordering::Relaxed) {
@@ -617,12 +623,5 @@ async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
 pub(super) fn give(core: &Core, unused: Unused) {
     if let Some(swap) = core.own_swap() {
         swap.give(unused);
-    }
-}
-
-/// Gives back frames that were allocated in vain.
-fn give_back(core: &Core, frames: impl IntoIterator<Item = FrameNumber>) {
-    for head in frames {
-        core.give_back(head);
     }
 }

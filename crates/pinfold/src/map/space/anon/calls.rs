@@ -10,14 +10,11 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::frames::{PAGE_BYTES, give_back};
 use crate::map::space::reservation::Reservation;
+use crate::mapped::uffd::AGAIN_MAX;
 use crate::mapped::uffd::abi::{
     COPY_PROTECTED, COPY_QUIETLY, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE,
     PROTECT_ON, Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
 };
-
-/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
-/// the layout of the address space changes.
-const AGAIN_MAX: u32 = 10_000;
 
 fn span(at: &Range<usize>) -> Span {
     Span { start: at.start as u64, bytes: at.len() as u64 }
@@ -42,7 +39,7 @@ pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Res
             done => done?,
         }
     }
-    merge_nothing(at);
+    let _ = merge_nothing(at); // asked again before a page leaves
     let mode = REGISTER_MISSING | REGISTER_PROTECTED;
     let mut register = Register { span: span(at), mode, ioctls: 0 };
     // SAFETY: the struct is the kernel's for this number.
@@ -77,11 +74,15 @@ pub(super) fn merges_all() -> bool {
     unsafe { libc::prctl(GET, 0, 0, 0, 0) == 1 }
 }
 
-/// KSM does not merge these pages, and what it has merged is as before, but for its protection.
-pub(super) fn merge_nothing(at: &Range<usize>) {
+/// KSM does not merge these pages, and what it has merged is as before, but for its protection. False:
+/// the system has no memory for that, and KSM goes on.
+#[must_use = "KSM may go on"]
+pub(super) fn merge_nothing(at: &Range<usize>) -> bool {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
-    // SAFETY: an area's addresses; no byte of it changes. A kernel without KSM refuses it.
-    let _ = unsafe { madvise(start, at.len(), Advice::LinuxUnmergeable) };
+    // SAFETY: an area's addresses; no byte of it changes.
+    let done = unsafe { madvise(start, at.len(), Advice::LinuxUnmergeable) };
+    // A kernel without KSM; or the program has unmapped some of it, and the rest is done.
+    matches!(done, Ok(()) | Err(Errno::INVAL | Errno::NOMEM))
 }
 
 /// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen. Who
@@ -194,13 +195,17 @@ fn protect_all(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) -> rustix::io:
     }
 }
 
-/// Takes pages out of memory; the next access is a fault. False: the kernel keeps some of them, as the
-/// program has sealed them (mseal(2)), or mapped something else there.
-#[must_use = "what stays takes memory"]
-pub(super) fn give_back_pages(at: &Range<usize>) -> bool {
+/// Takes pages out of memory; the next access is a fault.
+///
+/// # Errors
+/// The kernel keeps some of them, as the program has sealed them (mseal(2)), or mapped something else
+/// there.
+pub(super) fn give_back_pages(at: &Range<usize>) -> io::Result<()> {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
-    let done = unsafe { give_back(start, at.len()) };
-    // What the program has unmapped is not in memory.
-    matches!(done, Ok(()) | Err(Errno::NOMEM))
+    match unsafe { give_back(start, at.len()) } {
+        // What the program has unmapped is not in memory.
+        Ok(()) | Err(Errno::NOMEM) => Ok(()),
+        Err(why) => Err(why.into()),
+    }
 }

@@ -171,7 +171,7 @@ impl Area {
                 continue;
             };
             if access == FaultAccess::Store {
-                self.store(core, &mut changing, page);
+                self.store(core, &mut changing, page, None);
             }
             return Ok((changing, head));
         }

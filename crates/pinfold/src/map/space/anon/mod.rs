@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `mod.rs` | the area |
 //! | `bring.rs` | a fault: how a page gets in |
+//! | `run.rs` | pages that come together |
 //! | `hold.rs` | pages that are there for a while: for a copy, or held |
 //! | `out.rs` | a page-out, and forgetting pages |
 //! | `protect.rs` | what may be done with the memory |
@@ -43,6 +44,7 @@ mod hold;
 mod out;
 mod proc;
 mod protect;
+mod run;
 mod trust;
 
 use std::ops::Range;
@@ -56,7 +58,7 @@ pub(super) use out::pages_of;
 pub(super) use proc::Proc;
 pub use protect::Protection;
 
-use super::reservation::Reservation;
+use super::reservation::{Reservation, explained};
 use crate::base::fork::Birth;
 use crate::base::sync::locks::{Condvar, Mutex};
 use crate::error::{Cause, Error};
@@ -197,7 +199,8 @@ impl Area {
         why: std::io::Error,
     ) -> Error {
         let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
-        Cause::Own { what, name: mapping.path.clone(), start, end, cause: Arc::new(why) }.into()
+        let cause = Arc::new(explained(why));
+        Cause::Own { what, name: mapping.path.clone(), start, end, cause }.into()
     }
 
     /// The error that there is no memory for a page.

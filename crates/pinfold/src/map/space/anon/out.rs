@@ -31,9 +31,7 @@ use super::{Area, Origin, calls};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::swap::pages::{
-    self, IsWriting, OwnMemory, PageState, PageStates, Unused, Written,
-};
+use crate::mapped::swap::pages::{self, OwnMemory, PageState, PageStates, Unused, Written};
 use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, SwapSlots};
 use crate::mapped::swap::{Why, add};
 use crate::pages::core::Core;
@@ -58,7 +56,7 @@ enum Loaded {
 
 impl OwnMemory for Area {
     fn take_out_of_memory(&self, pages: Range<u64>) -> bool {
-        calls::give_back_pages(&self.addresses(&pages))
+        calls::give_back_pages(&self.addresses(&pages)).is_ok()
     }
 
     fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused> {
@@ -75,9 +73,17 @@ impl OwnMemory for Area {
 }
 
 impl Area {
-    /// A page-out of at most a cluster.
+    /// A page-out of at most a cluster; of fewer pages if there is no buffer for all.
     fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64], now: bool) {
         let swap = core.own_swap();
+        let Some(mut buffer) = buffer_for(pages.len()) else {
+            // Only what frees memory elsewhere helps.
+            if let Some(swap) = swap {
+                swap.lacks_buffer();
+            }
+            return;
+        };
+        let pages = &pages[..buffer.len() / PAGE_BYTES];
         // While it rests, what is all zeros leaves all the same.
         let open = swap.filter(|swap| now || !swap.rests());
         self.writes.lock().under_way += 1;
@@ -104,7 +110,8 @@ impl Area {
         let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
         let without_slots = &dirty[with_slots.len()..];
         // What is all zeros needs none; that it looks so is a hint.
-        for (&page, loaded) in without_slots.iter().zip(self.load(without_slots).1) {
+        let loaded = self.load(without_slots, &mut buffer);
+        for (&page, loaded) in without_slots.iter().zip(loaded) {
             if loaded == Loaded::Zeros {
                 // Relaxed: it only has to differ from others.
                 let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
@@ -122,7 +129,7 @@ impl Area {
         for slot in slots {
             give(core, Unused(Some(slot)));
         }
-        let written = self.write(core, &begun);
+        let written = self.write(core, &begun, &mut buffer);
         let mut changing = mapping.change();
         let states = changing.own().expect("own memory has states");
         for (&(page, slot), &written) in begun.iter().zip(&written) {
@@ -146,10 +153,10 @@ impl Area {
     }
 
     /// Step 3.
-    fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
+    fn write(&self, core: &Core, begun: &[(u64, Slot)], bytes: &mut [u8]) -> Vec<Written> {
         let swap = core.own_swap();
         let pages: Vec<u64> = begun.iter().map(|(page, _)| *page).collect();
-        let (mut bytes, loaded) = self.load(&pages);
+        let loaded = self.load(&pages, bytes);
         let as_yet = |loaded: &Loaded| match loaded {
             Loaded::Zeros => Written::AsOrigin,
             Loaded::Bytes | Loaded::Nothing => Written::Failed,
@@ -184,9 +191,8 @@ impl Area {
         written
     }
 
-    /// The bytes of these pages, in rising order: one call for adjacent ones.
-    fn load(&self, pages: &[u64]) -> (AlignedBuffer, Vec<Loaded>) {
-        let mut bytes = AlignedBuffer::zeroed(pages.len() * PAGE_BYTES, PAGE_BYTES);
+    /// Copies the bytes of these pages, in rising order, to `bytes`: one call for adjacent ones.
+    fn load(&self, pages: &[u64], bytes: &mut [u8]) -> Vec<Loaded> {
         let mut loaded = Vec::with_capacity(pages.len());
         let has_zeros_for_origin = matches!(self.origin, Origin::Zeros);
         let load = |page, to: &mut [u8]| self.proc.load(self.address(page).addr(), to).is_ok();
@@ -202,7 +208,7 @@ impl Area {
                 });
             }
         }
-        (bytes, loaded)
+        loaded
     }
 
     /// Pages leave memory if nobody uses them; what is dirty is written first. Returns how many.
@@ -226,8 +232,18 @@ impl Area {
 
     /// The bytes of these pages are not wanted any more: the next access finds their origin. With
     /// `for_good` no page gets in any more. Waits for writes of them to the swap.
-    pub(in crate::map::space) fn forget(&self, handle: &Handle, pages: Range<u64>, for_good: bool) {
+    ///
+    /// # Errors
+    /// The system keeps a page in memory, as the program has sealed it. It has its bytes as before; the
+    /// others are forgotten. None with `for_good`.
+    pub(in crate::map::space) fn forget(
+        &self,
+        handle: &Handle,
+        pages: Range<u64>,
+        for_good: bool,
+    ) -> Result<()> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
+        let mut done = Ok(());
         if for_good {
             let _changing = mapping.change();
             self.closed.store(true, Ordering::Relaxed); // under the mutex
@@ -243,22 +259,26 @@ impl Area {
             let stored_to = states.next_stored_to(from..pages.end);
             let Some(first) = there.into_iter().chain(stored_to).min() else { break };
             let end = pages.end.min(first + AT_ONCE);
-            let mut at = first;
-            let mut forgotten = Vec::new();
-            while at < end {
-                match states.forget(at) {
-                    Ok(Unused(None)) => {}
-                    Ok(unused) => forgotten.push(unused),
-                    Err(IsWriting) => break,
+            let at = (first..end).find(|&page| states.is_being_written(page)).unwrap_or(end);
+            let mut gone = Vec::new();
+            // The kernel takes all of a range out of memory, or an unknown part.
+            let leave = |pages: Range<u64>| calls::give_back_pages(&self.addresses(&pages));
+            if next_present(core, &mut changing, first..at).is_none()
+                || leave(first..at).is_ok()
+                || for_good
+            {
+                gone = forget_some(core, &mut changing, first..at);
+            } else {
+                for page in first..at {
+                    match changing.head(page).map_or(Ok(()), |_| leave(page..page + 1)) {
+                        Ok(()) => gone.extend(forget_some(core, &mut changing, page..page + 1)),
+                        Err(why) if done.is_ok() => done = Err(Area::kept(mapping, page, &why)),
+                        Err(_) => {}
+                    }
                 }
-                at += 1;
             }
-            let gone = crate::map::of::drop_own(core, &mut changing, first..at);
             drop(changing);
             crate::pages::freeze::let_go(core, &gone);
-            for unused in forgotten {
-                give(core, unused);
-            }
             from = at;
             if at < end {
                 let mut now = self.writes.lock();
@@ -268,7 +288,27 @@ impl Area {
             }
         }
         core.pressure.progress();
+        done
     }
+
+    /// The error that the system does not take a page out of memory.
+    fn kept(mapping: &Mapping, page: u64, why: &std::io::Error) -> crate::error::Error {
+        let text = format!(
+            "the program has sealed the page (mseal), or mapped something else there, so that the \
+             system keeps it in memory, and it is as before: {why}"
+        );
+        Area::refused(mapping, "discard", &(page..page + 1), std::io::Error::new(why.kind(), text))
+    }
+}
+
+/// Pages that are not being written, and not in memory any more, are forgotten. The caller lets go of
+/// what is returned, without the mutex.
+fn forget_some(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Vec<FrameNumber> {
+    for page in pages.clone() {
+        let states = changing.own().expect("own memory has states");
+        give(core, states.forget(page).expect("it is not being written"));
+    }
+    crate::pages::freeze::drop_within(core, changing, pages)
 }
 
 /// The first of these pages that is in memory.
@@ -282,6 +322,12 @@ fn in_memory(core: &Core, mapping: &Mapping, pages: Range<u64>) -> Option<(Vec<F
     let first = next_present(core, &mut changing, pages.clone())?;
     let end = pages.end.min(first + AT_ONCE);
     Some(((first..end).filter_map(|page| changing.head(page)).collect(), end))
+}
+
+/// A buffer for so many pages, or for as many as the heap has memory for. `None`: for none.
+fn buffer_for(pages: usize) -> Option<AlignedBuffer> {
+    let mut fewer = std::iter::successors(Some(pages), |n| (*n > 1).then_some(n / 2));
+    fewer.find_map(|n| AlignedBuffer::try_zeroed(n * PAGE_BYTES, PAGE_BYTES))
 }
 
 /// The pages of a range of bytes that is in an area.

@@ -37,19 +37,26 @@ impl Area {
         to: Protection,
     ) -> io::Result<()> {
         let _changing = mapping.change();
-        allow(&self.addresses(&(0..self.pages())), to)?;
+        let all = self.addresses(&(0..self.pages()));
+        let before = self.protection.load(Ordering::Relaxed); // under the mutex
+        if let Err(why) = allow(&all, to as u8) {
+            let _ = allow(&all, before); // what lies before pages that are sealed was changed
+            return Err(why);
+        }
         self.protection.store(to as u8, Ordering::Relaxed); // under the mutex
         Ok(())
     }
 }
 
-/// Changes what may be done with addresses of an area.
-fn allow(at: &Range<usize>, protection: Protection) -> io::Result<()> {
+/// Changes what may be done with addresses of an area, to a [`Protection`].
+fn allow(at: &Range<usize>, protection: u8) -> io::Result<()> {
+    const NONE: u8 = Protection::None as u8;
+    const READ: u8 = Protection::Read as u8;
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     let access = match protection {
-        Protection::None => MprotectFlags::empty(),
-        Protection::Read => MprotectFlags::READ,
-        Protection::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
+        NONE => MprotectFlags::empty(),
+        READ => MprotectFlags::READ,
+        _ => MprotectFlags::READ | MprotectFlags::WRITE,
     };
     // SAFETY: an area's addresses; who has slices has promised not to change this.
     Ok(unsafe { mprotect(start, at.len(), access) }?)

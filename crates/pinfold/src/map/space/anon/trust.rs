@@ -16,9 +16,12 @@
 //!
 //! Between the look and the moment at which the page is taken out, KSM could end a protection, and a
 //! store could follow. So areas are none of its business: they are `MADV_UNMERGEABLE` when they are
-//! made, and again before a look if the process has asked for merging of all its memory since
-//! (`PR_SET_MEMORY_MERGE`). What is left: that prctl(2) call in this very moment, in which KSM must
-//! also come to the page, and a thread store to it.
+//! made; again before a look if the process has asked for merging of all its memory since
+//! (`PR_SET_MEMORY_MERGE`); and again before a second look if the first has found a page without its
+//! protection, as the program may have asked for this area alone (`MADV_MERGEABLE`). If the system
+//! refuses it, no page is taken for protected. What is left: the process asks between the look and the
+//! taking out; or the program has asked for the area, and KSM comes to the first page that it merges
+//! of it in that time; and a thread stores to that page, in the same time.
 
 use std::io;
 
@@ -34,8 +37,12 @@ use crate::pages::mapping::{Changing, Mapping};
 impl Area {
     /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
     pub(super) fn is_absent(&self, page: u64) -> bool {
-        let at = self.address(page).addr();
-        self.proc.table.entry(at).is_ok_and(PagemapEntry::is_absent)
+        self.entry(page).is_some_and(PagemapEntry::is_absent)
+    }
+
+    /// What the page table has for a page; under the `change` mutex. `None` if the system does not tell.
+    pub(super) fn entry(&self, page: u64) -> Option<PagemapEntry> {
+        self.proc.table.entry(self.address(page).addr()).ok()
     }
 
     /// Of these pages, in rising order, those that could leave memory and are not protected any more
@@ -46,10 +53,19 @@ impl Area {
         if clean.is_empty() {
             return Vec::new();
         }
-        if calls::merges_all() && !mutant::on(Mutant::MergedAgain) {
-            calls::merge_nothing(&self.addresses(&(0..self.pages())));
+        let keep_ksm_away = || {
+            mutant::on(Mutant::MergedAgain)
+                || calls::merge_nothing(&self.addresses(&(0..self.pages())))
+        };
+        let mut is_away = !calls::merges_all() || keep_ksm_away();
+        let mut seen = self.seen(&clean);
+        if seen.contains(&Some(Seen::Open)) {
+            is_away = keep_ksm_away();
+            seen = self.seen(&clean);
         }
-        let seen = self.seen(&clean);
+        if !is_away {
+            seen.fill(None);
+        }
         let distrust = |(&page, seen)| {
             let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
             states.distrust(page, seen, allow)
@@ -81,6 +97,12 @@ impl Area {
         calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
     }
 
+    /// A page that can be stored to is protected nevertheless.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(in crate::map::space) fn begin_protection(&self, page: u64) {
+        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), true);
+    }
+
     /// A page in the index is not in memory: it leaves the index. If its bytes were in memory alone,
     /// they are lost, and it says so. The caller lets go of what is returned, without the mutex.
     ///
@@ -92,7 +114,7 @@ impl Area {
         page: u64,
     ) -> Result<Vec<FrameNumber>, IsWriting> {
         changing.own().expect("own memory has states").miss(page)?;
-        Ok(crate::map::of::drop_own(core, changing, page..page + 1))
+        Ok(crate::pages::freeze::drop_within(core, changing, page..page + 1))
     }
 
     /// Those of these dirty pages that are not in memory leave the index, and the list. As

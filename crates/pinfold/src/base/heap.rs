@@ -1,0 +1,148 @@
+//! The program's allocator, where it may have no memory: under a limit of the process (`RLIMIT_AS`,
+//! `RLIMIT_DATA`), or of an allocator of the program's own.
+//!
+//! The collections of the standard library end the process then. That is no answer where nobody has
+//! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`]. Before
+//! the small blocks, of which a step of theirs takes [`ROOM_BYTES`] at most, they ask [`has_room`]. Where
+//! there is none, it frees a part of a reserve, which is allocated when the first space is made, and
+//! again once there is room. It is no promise: what another thread takes in between may be missing.
+
+#[cfg(all(feature = "map", not(loom)))]
+use std::alloc::alloc_zeroed;
+use std::alloc::{Layout, alloc, dealloc};
+use std::hint::black_box;
+use std::ptr;
+// Not from `crate::base::sync`: no protocol depends on it.
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// What a fault, or a turn of eviction, may take in small blocks at a time, and some more for others.
+const ROOM_BYTES: usize = 32 << 10;
+
+/// A block of the reserve: below what allocators map by itself, which the system might not map again.
+const BLOCK: Layout = match Layout::from_size_align(2 * ROOM_BYTES, 16) {
+    Ok(layout) => layout,
+    Err(_) => panic!("the alignment is a power of two"),
+};
+
+/// How many there are.
+const BLOCKS: usize = 8;
+
+/// A word is null, or a block that nobody uses.
+static RESERVE: [AtomicPtr<u8>; BLOCKS] = [const { AtomicPtr::new(ptr::null_mut()) }; BLOCKS];
+
+/// How many of these are not null, more or less; a hint.
+static BLOCKS_THERE: AtomicUsize = AtomicUsize::new(BLOCKS); // until there is a space
+
+/// Allocates the reserve, as far as there is memory.
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) fn reserve() {
+    let is_there = |slot: &&AtomicPtr<u8>| !slot.load(Ordering::Relaxed).is_null();
+    let there = RESERVE.iter().filter(is_there).count();
+    BLOCKS_THERE.store(there, Ordering::Relaxed); // a hint
+    (there..BLOCKS).for_each(|_| fill_one());
+}
+
+/// Allocates a block of the reserve, if there is memory.
+fn fill_one() {
+    // SAFETY: the size is not zero.
+    let block = unsafe { alloc(BLOCK) };
+    if block.is_null() {
+        return;
+    }
+    // Release: pairs with the acquire in `free_one`.
+    let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+    let take = |slot: &AtomicPtr<u8>| {
+        slot.compare_exchange(ptr::null_mut(), block, success, failure).is_ok()
+    };
+    if RESERVE.iter().any(take) {
+        BLOCKS_THERE.fetch_add(1, Ordering::Relaxed); // a hint
+    } else {
+        // SAFETY: allocated above with this layout, and nobody has seen it.
+        unsafe { dealloc(block, BLOCK) };
+    }
+}
+
+/// Frees a block of the reserve. False: there is none.
+fn free_one() -> bool {
+    // Acquire: pairs with the release in `fill_one`.
+    let blocks = RESERVE.iter().map(|slot| slot.swap(ptr::null_mut(), Ordering::Acquire));
+    let Some(block) = blocks.into_iter().find(|block| !block.is_null()) else { return false };
+    BLOCKS_THERE.fetch_sub(1, Ordering::Relaxed); // a hint
+    // SAFETY: allocated by `fill_one` with this layout, and this thread's alone now.
+    unsafe { dealloc(block, BLOCK) };
+    true
+}
+
+/// Types of which zeros are a value.
+///
+/// # Safety
+/// All zeros are a value.
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) unsafe trait Zeroable {}
+// SAFETY: zero.
+#[cfg(all(feature = "map", not(loom)))]
+unsafe impl Zeroable for u8 {}
+// SAFETY: zero.
+#[cfg(all(feature = "map", not(loom)))]
+unsafe impl Zeroable for u32 {}
+
+/// `n` zeros. `None`: the allocator has no memory for them.
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
+    let layout = Layout::array::<T>(n).ok()?;
+    if layout.size() == 0 {
+        return Some(Box::default());
+    }
+    // SAFETY: the size is not zero.
+    let at = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    let all = std::ptr::slice_from_raw_parts_mut(at, n);
+    // SAFETY: allocated with the layout of such a slice, and zeros are values.
+    (!at.is_null()).then(|| unsafe { Box::from_raw(all) })
+}
+
+/// Whether the allocator has room for small blocks; by what is left of the reserve, if need be.
+pub(crate) fn has_room() -> bool {
+    // Ends: each turn but the last frees a block.
+    while !probe() {
+        if !free_one() {
+            return false;
+        }
+    }
+    if BLOCKS_THERE.load(Ordering::Relaxed) < BLOCKS {
+        fill_one();
+        return probe() || free_one();
+    }
+    true
+}
+
+/// Whether there is room now.
+fn probe() -> bool {
+    let mut probe = Vec::<u8>::new();
+    // The compiler may leave out what nobody sees.
+    let got = black_box(&mut probe).try_reserve_exact(ROOM_BYTES);
+    got.is_ok() && black_box(&probe).capacity() > 0
+}
+
+#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_much_is_none() {
+        assert_eq!(zeroed::<u32>(3).as_deref(), Some(&[0; 3][..]));
+        assert_eq!(zeroed::<u8>(0).as_deref(), Some(&[][..]));
+        assert!(zeroed::<u32>(usize::MAX).is_none() && zeroed::<u8>(isize::MAX as usize).is_none());
+        assert!(has_room());
+    }
+
+    #[test]
+    fn what_was_freed_of_the_reserve_is_allocated_again() {
+        reserve();
+        assert!(free_one() && free_one());
+        let there = || RESERVE.iter().filter(|it| !it.load(Ordering::Relaxed).is_null()).count();
+        // Ends: each turn allocates one, whatever other tests do.
+        while there() < BLOCKS {
+            assert!(has_room());
+        }
+    }
+}

@@ -41,7 +41,7 @@ struct Part {
 }
 
 /// Quick and strict parts first.
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     Part {
         name: "lints",
         what: "format, floors of the modules, clippy with all features and with none",
@@ -62,6 +62,13 @@ const PARTS: [Part; 12] = [
         long: false,
         needs: &[],
         run: tests,
+    },
+    Part {
+        name: "without-maps",
+        what: "the cache's tests in a build without the feature `map`",
+        long: false,
+        needs: &[],
+        run: without_maps,
     },
     Part {
         name: "models",
@@ -193,8 +200,11 @@ fn lints(sh: &Shell) -> Result<()> {
         .run()?;
     // What programs link and what people run first have none of them. No test is linted without
     // the features: their code depends on none that is not there then.
-    Ok(cmd!(sh, "cargo clippy -p pinfold-cli -p pinfold -p pinfold-refcount -- -D warnings")
-        .run()?)
+    cmd!(sh, "cargo clippy -p pinfold-cli -p pinfold -p pinfold-refcount -- -D warnings").run()?;
+    // A program with maps that serves nobody; the tests without maps are linted, too.
+    let no = "--no-default-features";
+    cmd!(sh, "cargo clippy -p pinfold {no} --features map -- -D warnings").run()?;
+    Ok(cmd!(sh, "cargo clippy -p pinfold {no} --tests -- -D warnings").run()?)
 }
 
 fn documentation(sh: &Shell) -> Result<()> {
@@ -213,6 +223,11 @@ fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace --test reference --config {assertions} --config {overflows}")
         .run()?;
     stress_mutants(sh, &[])
+}
+
+/// A build of its own: a cache of which nothing can be mapped.
+fn without_maps(sh: &Shell) -> Result<()> {
+    Ok(cmd!(sh, "cargo test -p pinfold --no-default-features --lib --test it").run()?)
 }
 
 /// Arguments that build the other caches, and the benchmark with them.

@@ -297,6 +297,7 @@ impl Cache {
     }
 
     /// What spaces use.
+    #[cfg(any(feature = "map", test))]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }

@@ -108,6 +108,7 @@ impl Error {
     }
 
     /// What failed and why, to be a part of another error.
+    #[cfg(feature = "map")]
     pub(crate) fn into_cause(self) -> Arc<Cause> {
         self.0
     }
@@ -161,6 +162,7 @@ impl fmt::Display for Error {
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+#[cfg_attr(not(feature = "map"), allow(dead_code, reason = "maps fail with some of them"))]
 mod cause;
 mod classes;
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -63,10 +63,12 @@ sizes! {
     RECORDS_CHUNKS: usize = 64, loom 1, shuttle 1;
 
     /// Granules of 2 MiB that one leaf of the index of maps has.
+    #[cfg(feature = "map")]
     LEAF_GRANULES: usize = 1 << 13, loom 2, shuttle 1 << 13;
 
     /// How often a fault brings a page that is evicted before the fault has its lock again. After
     /// that the access is repeated, and is another fault.
+    #[cfg(feature = "map")]
     RETRIES_MAX: u32 = 4, loom 1, shuttle 2;
 
     /// Stripes of wait queues. In the stress's mutants, and for shuttle, there are enough that no

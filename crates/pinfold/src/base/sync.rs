@@ -7,10 +7,10 @@
 //! runs what.
 
 pub(crate) mod locks;
+#[cfg(feature = "map")]
+mod read_write;
 #[cfg(shuttle)]
 pub(crate) mod scheduled;
-
-use std::sync::{PoisonError, TryLockError};
 
 use crate::base::mutant::{self, Mutant};
 
@@ -49,6 +49,7 @@ pub(crate) use loom::sync::atomic::{
 
 /// Another thread may go on here: between two steps that no access to a word of this module
 /// separates. In models, and under the stress's mutants; otherwise nothing.
+#[cfg(feature = "map")]
 #[inline(always)]
 pub(crate) fn between_steps() {
     #[cfg(shuttle)]
@@ -131,53 +132,8 @@ mod raw {
 }
 
 pub(crate) use raw::MutexGuard;
-
-#[cfg(loom)]
-use loom::sync as read_write;
-#[cfg(shuttle)]
-use shuttle::sync as read_write;
-#[cfg(not(any(loom, shuttle)))]
-use std::sync as read_write;
-
-pub(crate) use read_write::{RwLockReadGuard, RwLockWriteGuard};
-
-/// A lock for many readers or one writer, which a panic does not poison. Who comes to read while a
-/// writer waits waits for that writer, as std's does on Linux. So a writer waits only for those who
-/// read already.
-#[derive(Debug)]
-pub(crate) struct RwLock<T>(read_write::RwLock<T>);
-
-impl<T> RwLock<T> {
-    pub(crate) fn new(value: T) -> Self {
-        RwLock(read_write::RwLock::new(value))
-    }
-
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// If that needs no wait.
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        at_once(self.0.try_read())
-    }
-
-    /// If that needs no wait.
-    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        at_once(self.0.try_write())
-    }
-}
-
-fn at_once<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
-    match tried {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
+#[cfg(feature = "map")]
+pub(crate) use read_write::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A mutex, which a panic does not poison.
 #[derive(Debug)]

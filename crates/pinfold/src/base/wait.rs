@@ -1,7 +1,7 @@
 //! Waiting for a change of a folio, without spinning: threads sleep, futures leave a waker.
 
 use std::cell::RefCell;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 use crate::base::guarded::quietly;
 use crate::base::mutant::{self, Mutant};
@@ -137,6 +137,7 @@ impl Waiters {
 }
 
 /// Waits as a future until `done` is true, as [`Waiters::wait`] does as a thread.
+#[cfg(feature = "map")]
 pub(crate) async fn until(waiters: &Waiters, key: u32, done: impl Fn() -> bool) {
     struct Leaves<'w>(&'w Waiters, u32, Ticket);
     impl Drop for Leaves<'_> {
@@ -147,7 +148,7 @@ pub(crate) async fn until(waiters: &Waiters, key: u32, done: impl Fn() -> bool) 
     let leaves = Leaves(waiters, key, Ticket::new());
     std::future::poll_fn(|context| {
         let is_done = waiters.poll(key, leaves.2, context.waker(), &done);
-        if is_done { Poll::Ready(()) } else { Poll::Pending }
+        if is_done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
 }

@@ -158,6 +158,7 @@ impl Completions {
     }
 
     /// Gives up all operations that are not to be kept, by their `user_data`.
+    #[cfg(feature = "serve")]
     pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
         self.waiting.retain(|of| keep(*of));
         self.ended.retain(|(of, _)| keep(*of));

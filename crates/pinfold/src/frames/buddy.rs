@@ -31,6 +31,9 @@
 //! The count and the version of a free frame are not read under the mutex, and never stored here:
 //! see the head of `entry`.
 
+#[cfg(feature = "map")]
+mod hollow;
+
 use std::ops::Range;
 
 use super::entry::Frame;
@@ -200,62 +203,6 @@ impl Buddy {
         Some(head)
     }
 
-    /// Takes a block of `order`, or else the largest there is, from a hollow run.
-    pub(super) fn take_hollow_at_most(
-        &self,
-        table: &Table,
-        order: Order,
-    ) -> Option<(FrameNumber, Order)> {
-        let mut lists = self.lists.lock();
-        let order = lists.of[Mobility::Hollow as usize].largest_at_most(order)?;
-        let head = lists.take(self.ground(table), order, Mobility::Hollow)?;
-        self.publish(&lists);
-        Some((head, order))
-    }
-
-    /// Takes a free run of 2 MiB that may become hollow. It is on no list until [`Self::hollow_out`] or
-    /// [`Self::give`].
-    pub(super) fn take_run(&self, table: &Table) -> Option<FrameNumber> {
-        self.take_of(table, Order::MAX, Mobility::Movable)
-    }
-
-    /// Makes a run that [`Self::take_run`] has taken a hollow one, all of it free.
-    pub(super) fn hollow_out(&self, table: &Table, run: FrameNumber) {
-        let mut lists = self.lists.lock();
-        self.runs.set(run, Mobility::Hollow);
-        lists.hollow_runs += 1;
-        lists.free_hollow += Order::MAX.frames();
-        lists.push(self.ground(table), run, Order::MAX);
-        self.assert_sane(&lists, table);
-        self.publish(&lists);
-    }
-
-    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as
-    /// often.
-    pub(super) fn hollow_user_begins(&self) {
-        self.lists.lock().hollow_users += 1;
-    }
-
-    /// See [`Self::hollow_user_begins`].
-    pub(super) fn hollow_user_ends(&self, table: &Table) {
-        let mut lists = self.lists.lock();
-        lists.hollow_users -= 1;
-        let free = lists.of[Mobility::Hollow as usize].heads[usize::from(Order::MAX.get())];
-        if let (0, Some(run)) = (lists.hollow_users, free) {
-            let ground = self.ground(table);
-            lists.unlink(ground, run, Order::MAX);
-            lists.free_hollow -= Order::MAX.frames();
-            lists.add(ground, run, Order::MAX);
-            self.publish(&lists);
-        }
-    }
-
-    /// Whether a hollow run may be another again.
-    pub(super) fn may_take_back(&self) -> bool {
-        let lists = self.lists.lock();
-        lists.hollow_runs > u32::from(lists.hollow_users > 0)
-    }
-
     /// Makes the movable run with the largest free block unmovable, if that is at least of `order`;
     /// gives the run.
     pub(super) fn claim(&self, table: &Table, order: Order) -> Option<FrameNumber> {
@@ -301,11 +248,6 @@ impl Buddy {
     pub(super) fn free_frames(&self) -> u32 {
         // Relaxed: a number to decide by, which publishes nothing; see `publish`.
         self.free_frames.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn free_hollow(&self) -> u32 {
-        // Relaxed: as above.
-        self.free_hollow.load(Ordering::Relaxed)
     }
 
     pub(super) fn stats(&self, table: &Table) -> FrameStats {

@@ -149,6 +149,7 @@ impl RunKinds {
     }
 
     /// How many runs are hollow: right at some moment for each 64 of them.
+    #[cfg(feature = "map")]
     pub(super) fn hollow(&self) -> u32 {
         // Relaxed: a number alone.
         self.hollow.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()

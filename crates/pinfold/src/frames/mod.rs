@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! window      what a handle keeps of the arena
+//! hollow      runs without memory of their own
 //! mod         `Frames`, which all other modules call
 //! buddy       the allocator
 //! mobility    which runs are for what stays
@@ -31,6 +32,8 @@ mod copy;
 mod count;
 mod entry;
 mod give_back;
+#[cfg(feature = "map")]
+mod hollow;
 mod mobility;
 mod predict;
 mod prefetch;
@@ -58,6 +61,7 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+#[cfg(feature = "map")]
 pub(crate) use give_back::give_back;
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;
@@ -223,16 +227,6 @@ impl Frames {
         Some(self.hand_out(head, Order::MIN))
     }
 
-    /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and its
-    /// entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
-    #[must_use = "the folio would be lost to the budget"]
-    pub(crate) fn alloc_hollow(&self, order: Order) -> Option<(FrameNumber, Order)> {
-        let (head, order) = self.buddy.take_hollow_at_most(&self.table, order)?;
-        self.frame(head).hand_out(order);
-        self.frame(head).set_flags(Flags::HOLLOW);
-        Some((head, order))
-    }
-
     /// Takes the largest folio available, of `wish` or smaller, and gives its memory back to the
     /// system: the caller has other memory in its place until it frees the folio. Otherwise as
     /// `alloc_at_most`.
@@ -249,37 +243,6 @@ impl Frames {
         }
         self.frame(head).hand_out(order); // and nothing of it is touched
         Some((head, order))
-    }
-
-    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is none.
-    ///
-    /// Cost: two mutexes and a madvise(2).
-    pub(crate) fn hollow_out_run(&self) -> bool {
-        let Some(run) = self.buddy.take_run(&self.table) else { return false };
-        // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
-        // found an earlier folio of it loads by racing loads, and notices by the version.
-        let given = unsafe { self.arena.give_back(run, Order::MAX) };
-        if given.is_ok() {
-            self.buddy.hollow_out(&self.table, run);
-        } else {
-            self.buddy.give(&self.table, run, Order::MAX);
-        }
-        given.is_ok()
-    }
-
-    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as often.
-    pub(crate) fn hollow_user_begins(&self) {
-        self.buddy.hollow_user_begins();
-    }
-
-    /// See [`Self::hollow_user_begins`].
-    pub(crate) fn hollow_user_ends(&self) {
-        self.buddy.hollow_user_ends(&self.table);
-    }
-
-    /// Whether a run that is hollow may become one of the arena again.
-    pub(crate) fn may_take_back(&self) -> bool {
-        self.buddy.may_take_back()
     }
 
     /// All frames of the arena go to their first holders through here.
@@ -338,16 +301,6 @@ impl Frames {
         self.buddy.runs().unmovable()
     }
 
-    /// The heads of the runs that are hollow.
-    pub(crate) fn hollow_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
-        self.whole_runs().filter(|&run| self.is_hollow(run))
-    }
-
-    /// Frames of hollow runs.
-    pub(crate) fn hollow_frames(&self) -> u32 {
-        self.buddy.runs().hollow() * Order::MAX.frames()
-    }
-
     /// Whether `frame` lies in a hollow run; as [`Self::is_movable`].
     pub(crate) fn is_hollow(&self, frame: FrameNumber) -> bool {
         self.buddy.runs().is_hollow(frame)
@@ -386,11 +339,6 @@ impl Frames {
     /// load.
     pub(crate) fn free_frames(&self) -> u32 {
         self.buddy.free_frames()
-    }
-
-    /// How many frames of hollow runs are free.
-    pub(crate) fn free_hollow(&self) -> u32 {
-        self.buddy.free_hollow()
     }
 
     /// What is free, in which sizes. Cost: the mutex.

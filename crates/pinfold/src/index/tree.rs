@@ -6,7 +6,6 @@
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;
-use super::types::PAGES_END;
 use crate::base::sync::{AtomicU64, Ordering};
 
 /// One file's index, for readers. 72 bytes; look-ups load from it and never store.
@@ -87,11 +86,12 @@ impl<const BITS: u32> Index<BITS> {
 
     /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty slot
     /// over it. A hint as well.
+    #[cfg(any(feature = "map", test))]
     pub(crate) fn next_hint(&self, page: u64) -> u64 {
         // Acquire, both: as in `walk`.
         let root = Root::unpack(self.root.load(Ordering::Acquire));
         if !root.covers(page) {
-            return PAGES_END;
+            return super::types::PAGES_END;
         }
         let (mut entry, mut shift) = (root.entry, root.bits);
         // Ends: the shift falls with every step.

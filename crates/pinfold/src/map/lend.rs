@@ -209,6 +209,7 @@ pub(crate) unsafe fn look<'a>(
 ///
 /// # Errors
 /// The system refuses memory.
+#[cfg(feature = "serve")]
 pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
     handle.core.check_owner()?;
     let core = &*handle.core;
@@ -250,6 +251,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
 
 /// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory for
 /// it at once. One with a readahead mark is not, as for who goes on in order.
+#[cfg(feature = "serve")]
 pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
     let look = || {
         let held = handle.core.hold(&handle.mapping, page)?;

@@ -1,6 +1,7 @@
 //! In place of `mapped/` where the feature `map` is off: a cache has nothing for maps.
 
 use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -10,32 +11,35 @@ use crate::stats::Stats;
 
 /// Of a cache.
 #[derive(Debug)]
-pub(crate) struct MappedOfCache;
+pub(crate) struct MappedOfCache {}
 
 /// Of a file.
 #[derive(Debug, Default)]
-pub(crate) struct MappedOfFile;
+pub(crate) struct MappedOfFile {}
 
 /// What the `change` mutex of a file guards.
 #[derive(Debug, Default)]
-pub(crate) struct MappedStates;
+pub(crate) struct MappedStates {}
 
 /// What eviction takes by turns.
 #[derive(Debug, Default)]
-pub(crate) struct PieceTurns;
+pub(crate) struct PieceTurns {}
 
 /// What is left to do for folios that have left their file.
 #[derive(Debug)]
-pub(crate) struct Leaving<'a>(Infallible, &'a ());
+pub(crate) struct Leaving<'a> {
+    never: Infallible,
+    _of: PhantomData<&'a ()>,
+}
 
 impl MappedOfCache {
     pub(crate) fn new(_: u32) -> Self {
-        MappedOfCache
+        MappedOfCache {}
     }
 
     /// # Errors
     /// None.
-    #[expect(clippy::unnecessary_wraps, reason = "as with maps")]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "as with maps")]
     pub(crate) fn open(&mut self, _: &Options, _: &Arc<Engine>) -> Result<()> {
         Ok(())
     }
@@ -47,6 +51,7 @@ impl MappedOfCache {
 }
 
 impl PieceTurns {
+    #[expect(clippy::unused_self, reason = "as with maps")]
     pub(crate) fn has_piece(&self) -> bool {
         false
     }
@@ -54,6 +59,6 @@ impl PieceTurns {
 
 impl Leaving<'_> {
     pub(crate) fn take_out_of_maps(self) {
-        match self.0 {}
+        match self.never {}
     }
 }

@@ -6,6 +6,7 @@
 //! asks only for what is not. How it asks is chosen for the whole descriptor: by SIGBUS in the
 //! thread that faults, or by a message.
 
+#[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "numbers of the kernel's"))]
 pub(crate) mod abi;
 
 use std::io;

@@ -14,7 +14,7 @@ use crate::base::wait::Waiters;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
-use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
+use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::index::NodePool;
 use crate::mapped::MappedOfCache;
 use crate::options::{Options, Reference};
@@ -254,9 +254,10 @@ impl<'a> Held<'a> {
 
     /// The end of the pages of which the file has bytes. It may be before that of the folio: the
     /// file was cut when the folio was about to be read.
+    #[cfg(feature = "map")]
     pub(crate) fn file_pages_end(&self) -> u64 {
         let bytes = self.frame.file_bytes() as u64;
-        self.frame.identity().index + bytes.div_ceil(PAGE_BYTES as u64)
+        self.frame.identity().index + bytes.div_ceil(1 << PAGE_SHIFT)
     }
 
     /// The offset in the file, in bytes, at which the folio begins.
@@ -272,6 +273,7 @@ impl<'a> Held<'a> {
     }
 
     /// Another reference to it. `None`: the count is full.
+    #[cfg(feature = "map")]
     pub(crate) fn another(&self) -> Option<Held<'a>> {
         self.frame.count.try_get(1).ok()?;
         Some(Held { core: self.core, frame: self.frame, head: self.head })

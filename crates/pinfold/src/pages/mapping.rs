@@ -73,6 +73,7 @@ pub(crate) struct Mapping {
     pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
+    #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     pub(crate) mapped: MappedOfFile,
     /// What of it is being filled.
     pub(crate) on_its_way: OnItsWay,
@@ -140,6 +141,7 @@ struct Change {
     owner: IndexOwner,
     /// Folios in the index.
     folios: u64,
+    #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     mapped: MappedStates,
 }
 

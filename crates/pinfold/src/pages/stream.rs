@@ -325,6 +325,7 @@ impl Stream {
     /// A miss at `page`: whether the pages around it may be read with it, up to `end`, which is
     /// where a sequential reader misses next. Not if the miss continues a run: [`Self::on_miss`]
     /// says then what to read; nor if the program has said how it reads, or turned readahead off.
+    #[cfg(any(feature = "map", test))]
     pub(crate) fn on_fault(&self, page: u64, end: u64) -> bool {
         let mut state = self.state.lock();
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
@@ -343,12 +344,14 @@ impl Stream {
     }
 
     /// Whether the program has said that it reads at random.
+    #[cfg(feature = "map")]
     pub(crate) fn is_random(&self) -> bool {
         self.state.lock().hint == Some(Hint::Random)
     }
 
     /// Whether `page` was read ahead of a run of which little is known yet: then its first use is to
     /// be seen.
+    #[cfg(feature = "map")]
     pub(crate) fn is_proving(&self, page: u64) -> bool {
         let state = self.state.lock();
         let is_ahead = |run: &ReadRun| (run.seen..run.next).contains(&page);

@@ -63,6 +63,7 @@ mod disk;
 mod engine;
 mod extent;
 mod identity;
+#[cfg(feature = "map")]
 mod later;
 mod memory;
 mod meter;
@@ -93,10 +94,13 @@ pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 pub use identity::SourceIdentity;
 pub(crate) use identity::{FileId, FileIdentity, FileKey};
+#[cfg(feature = "map")]
 pub(crate) use later::read_later;
 pub use memory::Memory;
 pub use meter::{LaneStats, SourceStats};
-pub(crate) use open::{Access, OpenError, Opened, Preference, find, look};
+#[cfg(any(feature = "map", test))]
+pub(crate) use open::Opened;
+pub(crate) use open::{Access, OpenError, Preference, find, look};
 pub(crate) use own_ring::Reading;
 pub(crate) use request::Direction;
 pub use request::Request;

@@ -78,6 +78,7 @@ impl Drop for Move {
 /// A call of a source by the calling thread that is under way, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Call {
+    #[cfg_attr(not(any(feature = "map", test)), expect(dead_code, reason = "its drop counts"))]
     moves: Move,
     _inside: Inside,
 }
@@ -88,6 +89,7 @@ impl Call {
     }
 
     /// It brought nothing: who waits for memory is not to wait anew for that.
+    #[cfg(any(feature = "map", test))]
     pub(crate) fn fail(self) {
         self.moves.refuse();
     }

@@ -369,9 +369,11 @@ fn versions_do_not_mix() {
 }
 
 /// What another file of the same cache has, as an object of its own.
+#[cfg(feature = "map")]
 #[derive(Debug)]
 struct View(File);
 
+#[cfg(feature = "map")]
 impl Source for View {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.0.read_at(buf, offset).map_err(io::Error::other)

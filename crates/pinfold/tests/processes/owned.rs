@@ -5,8 +5,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+#[cfg(feature = "map")]
+use pinfold::Space;
 use pinfold::source::Memory;
-use pinfold::{Cache, ErrorKind, File, Hint, OwnedBytes, Space};
+use pinfold::{Cache, ErrorKind, File, Hint, OwnedBytes};
 use pinfold_testing::told::{number_after, number_before};
 use pinfold_testing::waker::Counted;
 
@@ -244,6 +246,7 @@ fn a_file_that_is_cut_short_gives_an_error_and_keeps_what_was_given() {
     assert!(kept.iter().all(|bytes| bytes.iter().all(|&byte| byte == 1)));
 }
 
+#[cfg(feature = "map")]
 #[test]
 fn what_a_map_shows_is_copied() {
     let cache = cache_of(16 * MIB);

@@ -76,6 +76,7 @@ impl<'f> Bring<'f> {
     }
 
     /// What it reads where its page is absent, whatever the handle's stream says.
+    #[cfg(feature = "map")]
     pub(super) fn reads(&mut self, plan: Plan) {
         self.plan = Some(plan);
     }

@@ -34,7 +34,6 @@ use crate::error::Result;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
-use crate::pages::stream::Plan;
 pub(crate) use batch::GetMany;
 use bring::{Bring, BringWait, LazyBring};
 #[cfg(not(loom))]
@@ -125,10 +124,11 @@ impl<'f> Future for Get<'f> {
 
 /// The folio of `page`, up to date and held: what [`fill::get`](crate::pages::fill::get) gives to a thread.
 /// With `alone`, nothing but the page is read.
+#[cfg(feature = "map")]
 pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, PAGE_BYTES);
     if alone {
-        bring.reads(Plan::of(page + 1));
+        bring.reads(crate::pages::stream::Plan::of(page + 1));
     }
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }

@@ -173,6 +173,7 @@ impl Mirror {
     }
 
     /// From now on other processes may have it. False: the program maps it.
+    #[cfg(feature = "serve")]
     pub(crate) fn give_out(&self) -> bool {
         self.seen_by.change(|maps| (maps == 0 || maps == CLIENTS).then_some(CLIENTS))
     }

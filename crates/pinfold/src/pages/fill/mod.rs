@@ -48,7 +48,9 @@ use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
 use crate::pages::pressure::Refused;
 use crate::pages::stream::Plan;
-pub(crate) use ahead::{give_up, plan, read_further, start_ahead, start_around};
+#[cfg(feature = "map")]
+pub(crate) use ahead::start_around;
+pub(crate) use ahead::{give_up, plan, read_further, start_ahead};
 pub(crate) use alone::WantedPages;
 pub(crate) use batch::{FillBatch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
@@ -161,6 +163,7 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 
 /// Reads what is absent from `page` on, up to `end` or the next page that is cached, if there is
 /// memory for it at once; waits for the read. Who wants a page of it sees an error.
+#[cfg(feature = "map")]
 #[cold]
 #[inline(never)]
 pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {

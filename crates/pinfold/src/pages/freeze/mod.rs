@@ -36,6 +36,8 @@ pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use revoke::revoke;
 pub(crate) use split::split;
-pub(crate) use users::{InUse, collect, let_go};
+#[cfg(feature = "map")]
+pub(crate) use users::let_go;
+pub(crate) use users::{InUse, collect};
 #[cfg(all(test, loom))]
 pub(crate) use users::{freeze_alone, freeze_blindly, thaw};

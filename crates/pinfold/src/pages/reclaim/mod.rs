@@ -62,10 +62,8 @@ pub(crate) use compact::make_block;
 #[cfg(not(loom))]
 pub(crate) use copies::{Copied, allocate_copy};
 pub(crate) use evict::evict;
-#[cfg(not(loom))]
-pub(crate) use evict::evict_these;
 #[cfg(all(feature = "map", not(loom)))]
-pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
+pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over, evict_these};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end

@@ -484,7 +484,7 @@ impl File {
     /// # let cache = Cache::new(Options::new(8 << 20))?;
     /// let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
     /// let mut pinned = file.pin(5_000..9_000)?;
-    /// let bytes = pinned.extents().map(|extent| extent.len); // for writev(2), or a ring's buffers
+    /// let bytes = pinned.extents().map(|extent| extent.len()); // for writev(2), or a ring's buffers
     /// assert_eq!(bytes.sum::<usize>(), 4_000);
     /// pinned.unpin_front(1_000)?; // so much has been sent
     /// assert_eq!(pinned.range(), 6_000..9_000);

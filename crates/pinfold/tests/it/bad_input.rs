@@ -862,7 +862,7 @@ fn after_a_panic_that_was_caught_all_is_as_before() {
         let folio = file.get(1).unwrap();
         let pinned = file.pin(40_000..60_000).unwrap();
         let copy = (cache.clone(), file.clone());
-        panic!("{} of {copy:?}", borrowed.len() + folio.len() + pinned.extents().count())
+        panic!("{} of {copy:?}", borrowed.len() + folio.len() + pinned.range().count())
     });
     let panic = panic.unwrap_err();
     assert!(panic.downcast_ref::<String>().unwrap().starts_with("28192 of"));

@@ -4,6 +4,7 @@ mod aarch64;
 mod compare;
 mod fresh;
 mod modules;
+mod mutants;
 mod packages;
 mod pin_counts;
 mod probes;
@@ -26,6 +27,7 @@ struct Cli {
 enum Command {
     Test(test::TestArgs),
     Modules(modules::ModulesArgs),
+    Mutants(mutants::MutantsArgs),
     /// Run README's commands in a new, bare Debian 12; needs root
     Fresh(fresh::FreshArgs),
     Compare(compare::CompareArgs),
@@ -41,6 +43,7 @@ fn main() -> Result<()> {
     match command {
         Command::Test(args) => test::run(&sh, &args),
         Command::Modules(args) => modules::run(&sh.current_dir(), &args),
+        Command::Mutants(args) => mutants::run(&sh.current_dir(), &args),
         Command::Fresh(args) => fresh::run(&sh, &args),
         Command::Compare(args) => compare::run(&sh, &args),
         Command::PinCounts => pin_counts::run(&sh),
@@ -53,7 +56,9 @@ impl Command {
         match self {
             Command::Test(args) => args.needs(),
             // `fresh` brings its own, once it knows that it may.
-            Command::Compare(_) | Command::Fresh(_) | Command::Modules(_) => vec![],
+            Command::Compare(_) | Command::Fresh(_) | Command::Modules(_) | Command::Mutants(_) => {
+                vec![]
+            }
             Command::PinCounts => vec![Need::Valgrind],
         }
     }

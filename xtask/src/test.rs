@@ -13,7 +13,7 @@ use clap::builder::PossibleValuesParser;
 use xshell::{Shell, cmd};
 
 use crate::packages::Need;
-use crate::{aarch64, modules, probes};
+use crate::{aarch64, modules, mutants, probes};
 
 /// Run everything that has to pass: format, modules, lints, documentation, tests, models,
 /// tracepoints
@@ -44,7 +44,7 @@ struct Part {
 const PARTS: [Part; 13] = [
     Part {
         name: "lints",
-        what: "format, floors of the modules, clippy with all features and with none",
+        what: "format, floors of the modules, that each mutant is caught, clippy with all features and with none",
         long: false,
         needs: &[Need::Peers],
         run: lints,
@@ -86,10 +86,10 @@ const PARTS: [Part; 13] = [
     },
     Part {
         name: "mutants",
-        what: "every mutant that the stress can see",
+        what: "every mutant that the stress or the simulation can see",
         long: true,
         needs: &[],
-        run: mutants,
+        run: every_mutant,
     },
     Part {
         name: "deep-models",
@@ -194,6 +194,7 @@ pub(crate) fn run(sh: &Shell, args: &TestArgs) -> Result<()> {
 fn lints(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
     modules::run(&sh.current_dir(), &modules::ModulesArgs::default())?;
+    mutants::run(&sh.current_dir(), &mutants::MutantsArgs::default())?;
     // All code: what only features have, too, such as the mutants and the other caches.
     let features = "pinfold/mutants,pinfold-cli/mutants,pinfold-cli/peers,pinfold-refcount/usdt";
     cmd!(sh, "cargo clippy --workspace --features {features} --all-targets -- -D warnings")
@@ -248,8 +249,11 @@ fn stress_mutants(sh: &Shell, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn mutants(sh: &Shell) -> Result<()> {
-    stress_mutants(sh, &["--ignored", "--nocapture", "every_mutant"])
+fn every_mutant(sh: &Shell) -> Result<()> {
+    stress_mutants(sh, &["--ignored", "--nocapture", "every_mutant"])?;
+    // Those of what is evicted, which a simulation sees.
+    let caught = "the_mutants_are_caught";
+    Ok(cmd!(sh, "cargo test -p pinfold-cli --features mutants --lib {caught}").run()?)
 }
 
 /// The cache's protocols under loom, and whole caches under shuttle: builds of their own, in

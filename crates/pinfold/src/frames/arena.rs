@@ -272,7 +272,7 @@ fn kept(start: usize, bytes: usize, page_bytes: usize) -> Range<usize> {
     base..base + bytes.next_multiple_of(page_bytes)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
 mod tests {
     use super::*;

@@ -640,6 +640,6 @@ fn unlink(link: u32) -> Option<FrameNumber> {
     (link != LINK_NONE).then_some(FrameNumber(link))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[path = "entry_tests.rs"]
 mod tests;

@@ -26,7 +26,7 @@ fn hidden(mut address: *mut u8) -> *mut u8 {
     address
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -22,7 +22,7 @@ pub(crate) fn prefetch<T>(address: *const T) {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::prefetch;
 

@@ -117,7 +117,7 @@ fn zeroed(words: usize) -> Box<[AtomicU32]> {
     (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::index::FrameNumber;

@@ -79,9 +79,9 @@ mod types;
 mod walk;
 mod writer;
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 pub(crate) use self::{entry::FrameNumber, split::SplitError, types::ORDER_MAX};
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 pub(crate) use self::pool::NoNodes;

@@ -238,9 +238,9 @@ mod tests {
     use std::time::Duration;
 
     use crate::base::mutant::{self, Mutant};
-    use crate::frames::Order;
+    use crate::frames::{FrameNumber, Order};
     use crate::source::Memory;
-    use crate::{Cache, Options};
+    use crate::{Cache, Options, Space, SpaceOptions};
 
     /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
     /// without.
@@ -262,6 +262,30 @@ mod tests {
         file.invalidate(0..4096).unwrap();
         assert!(!take_back());
         assert!(mutant::with(Some(Mutant::TakeBackAnyRun), take_back));
+    }
+
+    /// Whether a run is taken back in which there is a page that was stored to.
+    fn is_taken_back_with_what_is_dirty(mutant: Option<Mutant>) -> bool {
+        let swap = Arc::new(Memory::new(Vec::new()));
+        let cache = Cache::new(Options::new(32 << 20).swap_source(swap, 8 << 20)).unwrap();
+        let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(4096).unwrap();
+        map.write_at(&[7], 0).unwrap();
+        let core = cache.core();
+        let is_used = |run: &FrameNumber| core.frames.free_in(*run).len() > 1;
+        let run = core.frames.hollow_runs().find(is_used).unwrap();
+        // Where the page can go.
+        assert!(core.frames.hollow_out_run());
+        let taken = mutant::with(mutant, || super::take_back(core, run));
+        let mut byte = [0];
+        map.read_at(&mut byte, 0).unwrap();
+        assert_eq!(byte, [7]);
+        taken
+    }
+
+    #[test]
+    fn a_run_goes_back_though_what_is_in_it_is_dirty() {
+        assert!(is_taken_back_with_what_is_dirty(None));
+        assert!(!is_taken_back_with_what_is_dirty(Some(Mutant::DirtyStays)));
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Drop for Handle {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::io::Write;
 

@@ -109,7 +109,7 @@ fn is_multigrain(release: &[u8]) -> bool {
     (next(), next()) >= (Some(6), Some(13))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

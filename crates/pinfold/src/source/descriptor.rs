@@ -334,7 +334,7 @@ fn advise(fd: &OwnedFd, range: Range<u64>, advice: Advice) -> io::Result<()> {
     Ok(rustix::fs::fadvise(fd, range.start, Some(bytes), advice)?)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -139,7 +139,7 @@ fn bucket(ns: u64) -> usize {
     ((u64::BITS - ns.leading_zeros()) as usize).min(LATENCY_BUCKETS - 1)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -78,7 +78,7 @@ mod under_way;
 mod uring;
 mod waiting;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 use std::borrow::Cow;

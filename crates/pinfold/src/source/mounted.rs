@@ -81,7 +81,7 @@ fn is_type(mount: u64, name: &CStr) -> bool {
     told.what & TYPE != 0 && text.is_some_and(|text| text.starts_with(name.to_bytes_with_nul()))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::os::fd::OwnedFd;
 

@@ -460,7 +460,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::borrow::Cow;
     use std::io;

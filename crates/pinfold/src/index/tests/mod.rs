@@ -1,21 +1,21 @@
 //! Tests of the index, and what they share: an arena to put slabs in, and an audit that recounts a
 //! whole tree.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod audit;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod cases;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod figures;
 #[cfg(loom)]
 #[path = "../../models/index.rs"]
 mod interleavings;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod random;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod stress;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod arena {
     use crate::index::{NodePool, pool::NoNodes};
     use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -315,7 +315,7 @@ impl Mirror {
     }
 
     /// How many bytes of it are there. Feature `testing`.
-    #[cfg(feature = "testing")]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn bytes_in_memory(&self) -> u64 {
         let blocks = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks);
         blocks.cast_unsigned() * 512

@@ -100,3 +100,41 @@ fn evict_to_high(core: &Core) {
     }
     core.keep_some_free();
 }
+
+#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::evict_to_high;
+    use crate::base::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Hint, Options};
+
+    /// The evictions of one turn, while the arena has a little less than it wants, and runs are lent
+    /// that nobody uses.
+    fn evictions_beside_unused_runs(mutant: Option<Mutant>) -> u64 {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let core = cache.core();
+        assert!(core.frames.hollow_out_run() && core.frames.hollow_out_run());
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 32 << 20]))).unwrap();
+        file.advise(0..0, Hint::Random).unwrap();
+        let mut page = 0;
+        // Ends: each page takes a frame.
+        while core.frames.free_frames() >= core.pressure.high_frames {
+            file.read_at(&mut [0], page * 4096).unwrap();
+            page += 1;
+        }
+        assert!(
+            core.frames.free_frames() >= core.pressure.low_frames,
+            "the daemon is at work, too"
+        );
+        mutant::with(mutant, || evict_to_high(core));
+        cache.stats().evictions
+    }
+
+    #[test]
+    fn runs_that_nobody_uses_go_back_before_anything_is_evicted() {
+        assert_eq!(evictions_beside_unused_runs(None), 0);
+        assert!(evictions_beside_unused_runs(Some(Mutant::EvictsFirst)) > 0);
+    }
+}

@@ -19,7 +19,7 @@
 //! The arena *is* the budget: everything in it is data, the frame table, or slabs of index nodes.
 //! So the budget holds at every instant, and eviction only decides who gets memory.
 
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 mod by_range;
 mod census;
 mod compact;
@@ -52,7 +52,7 @@ use census::Census;
 #[cfg(not(all(feature = "map", not(loom))))]
 use evict::{EFFORT_MAX, evict_at_once};
 
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 #[cfg(all(feature = "map", not(loom)))]

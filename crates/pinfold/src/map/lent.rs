@@ -240,7 +240,7 @@ mod tests {
     use crate::base::mutant::{self, Mutant};
     use crate::frames::{FrameNumber, Order};
     use crate::source::Memory;
-    use crate::{Cache, Options, Space, SpaceOptions};
+    use crate::{Cache, Options, Space};
 
     /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
     /// without.
@@ -266,9 +266,11 @@ mod tests {
 
     /// Whether a run is taken back in which there is a page that was stored to.
     fn is_taken_back_with_what_is_dirty(mutant: Option<Mutant>) -> bool {
-        let swap = Arc::new(Memory::new(Vec::new()));
-        let cache = Cache::new(Options::new(32 << 20).swap_source(swap, 8 << 20)).unwrap();
-        let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(4096).unwrap();
+        let mut options = Options::new(32 << 20);
+        options.swap_source = Some(Arc::new(Memory::new(Vec::new())));
+        options.swap_bytes = 8 << 20;
+        let cache = Cache::new(options).unwrap();
+        let map = Space::new(&cache, 0).unwrap().map_anon(4096).unwrap();
         map.write_at(&[7], 0).unwrap();
         let core = cache.core();
         let is_used = |run: &FrameNumber| core.frames.free_in(*run).len() > 1;

@@ -3,10 +3,13 @@
 //!
 //! The hostile ones send messages in pieces of any length, with descriptors of all kinds, wait,
 //! leave and come back, and discard memory of which the server hears. They are a process of their
-//! own. `PINFOLD_FUZZ_SECONDS=1200 cargo test --release -p pinfold-cli --test serve_fuzz --
+//! own. The honest process has a second client, which moves and discards its memory.
+//!
+//! `PINFOLD_FUZZ_SECONDS=1200 cargo test --release -p pinfold-cli --test serve_fuzz --
 //! --nocapture` is the long run; at its end it prints the honest client's median beside each kind.
 //! `PINFOLD_FUZZ_KIND=worst` has that kind alone, in which 16 threads do all at once.
-//! `PINFOLD_FUZZ_SEED` begins with another seed.
+//! `PINFOLD_FUZZ_SEED` begins with another seed. With the feature `mutants`, a further test breaks
+//! the server on purpose, and the short run has to see it.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
@@ -17,7 +20,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinfold::ClientMemory;
@@ -33,17 +37,22 @@ const WHAT: &str = "PINFOLD_FUZZ_WHAT";
 const SEED: &str = "PINFOLD_FUZZ_SEED";
 const SECONDS: &str = "PINFOLD_FUZZ_SECONDS";
 const KIND: &str = "PINFOLD_FUZZ_KIND";
+/// A mutant of the server, and after how many seconds the honest client counts as one that stands
+/// still: without a mutant, a machine that is busy must not look like one.
+const MUTANT: &str = "PINFOLD_FUZZ_MUTANT";
+const PATIENCE: &str = "PINFOLD_FUZZ_PATIENCE";
 
 /// What hostile clients do, each by itself.
-const KINDS: [&str; 8] =
-    ["nothing", "discard", "pieces", "storm", "commands", "locks", "fuzz", "worst"];
+const KINDS: [&str; 9] =
+    ["nothing", "neighbour", "discard", "pieces", "storm", "commands", "locks", "fuzz", "worst"];
 
 /// The most memory of the server, as the system counts it at its peak: 1024 connections with a
 /// message of the longest kind, and their threads' stacks.
 const MEMORY_MAX: u64 = 512 * MIB;
 
-/// `UFFD_FEATURE_EVENT_REMOVE`.
+/// `UFFD_FEATURE_EVENT_REMOVE`, and with those of moved and of unmapped memory.
 const EVENT_REMOVE: u64 = 1 << 3;
+const EVENTS: u64 = 1 << 2 | EVENT_REMOVE | 1 << 6;
 
 /// What a hostile process says when it begins.
 const BEGINS: &str = "the hostile clients begin";
@@ -235,6 +244,10 @@ fn fuzz(socket: &Path, mut random: Pcg64) {
     }
 }
 
+fn patience() -> Duration {
+    number(PATIENCE).map_or(LIMIT, Duration::from_secs)
+}
+
 /// Ends the test where the honest client stands still.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
@@ -246,7 +259,7 @@ fn watch() {
             let now = PROGRESS.load(Ordering::Relaxed);
             if now != last.0 {
                 last = (now, Instant::now());
-            } else if last.1.elapsed() > LIMIT {
+            } else if last.1.elapsed() > patience() {
                 eprintln!("the honest client stands still after {now} faults");
                 std::process::abort();
             }
@@ -265,7 +278,6 @@ fn faults(server: &Server, count: usize, time: Duration) -> Vec<Duration> {
         .take_while(|&n| n < count || since.elapsed() < time)
         .map(|_| {
             let page = random.random_range(0..4 * MIB / P);
-            let right = if page % 64 < 8 || page % 64 == 20 { 0 } else { page + 1 };
             let begin = Instant::now();
             // SAFETY: a page of the guest's memory, which begins with such a word.
             let word = unsafe {
@@ -273,7 +285,7 @@ fn faults(server: &Server, count: usize, time: Duration) -> Vec<Duration> {
             };
             let word = u64::from_ne_bytes(word);
             let took = begin.elapsed();
-            assert_eq!(word, right, "page {page}");
+            assert_eq!(word, right(page), "page {page}");
             // SAFETY: its memory. The server does not hear of it, so the bytes come again.
             unsafe { madvise(guest.as_ptr().cast(), 4 * MIB as usize, Advice::LinuxDontNeed) }
                 .unwrap();
@@ -285,13 +297,122 @@ fn faults(server: &Server, count: usize, time: Duration) -> Vec<Duration> {
     took
 }
 
+/// What `page` of the snapshot begins with.
+fn right(page: u64) -> u64 {
+    if page % 64 < 8 || page % 64 == 20 { 0 } else { page + 1 }
+}
+
+/// A client that moves parts of its memory about, while it discards another part: the server hears
+/// of both, and each page is the right one.
+fn moves(server: &Server, random: &mut Pcg64) {
+    use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+    const BLOCK: u64 = 16 * P;
+    const BLOCKS: u64 = 32;
+    let (uffd, at) = private_memory((BLOCKS + 1) * BLOCK, EVENTS);
+    let (no_access, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: a new mapping.
+    let room = unsafe {
+        let bytes = (BLOCKS * BLOCK) as usize;
+        mmap_anonymous(std::ptr::null_mut(), bytes, no_access, flags)
+    };
+    let room = room.unwrap().expose_provenance();
+    let address = |from: usize, block: u64| from + (block * BLOCK) as usize;
+    let mut blocks: Vec<usize> = (0..BLOCKS).map(|block| address(at, block)).collect();
+    let mut free: Vec<usize> = (0..BLOCKS).map(|block| address(room, block)).collect();
+    let stream = UnixStream::connect(&server.socket).unwrap();
+    send(&stream, &format!("[{}]", mapping(at, (BLOCKS + 1) * BLOCK, 0, "")), &[&uffd]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let last = std::ptr::with_exposed_provenance_mut(address(at, BLOCKS));
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: the last block, which nobody reads or moves.
+                unsafe { madvise(last, BLOCK as usize, Advice::LinuxDontNeed) }.unwrap();
+            }
+        });
+        for _ in 0..40 {
+            let block = random.random_range(0..BLOCKS as usize);
+            let page = random.random_range(0..16);
+            let at = std::ptr::with_exposed_provenance::<u64>(blocks[block] + (page * P) as usize);
+            // SAFETY: a page of a block where it is now.
+            let word = unsafe { at.read_volatile() };
+            assert_eq!(word, right(block as u64 * 16 + page), "block {block}, page {page}");
+            let block = random.random_range(0..BLOCKS as usize);
+            let to = free.swap_remove(random.random_range(0..free.len()));
+            let from = std::mem::replace(&mut blocks[block], to);
+            let pointer = std::ptr::with_exposed_provenance_mut;
+            // SAFETY: memory of this function's alone, to an address that it has kept free.
+            unsafe {
+                let (flags, bytes) = (MremapFlags::MAYMOVE, BLOCK as usize);
+                mremap_fixed(pointer(from), bytes, bytes, flags, pointer(to)).unwrap();
+            }
+            let flags = flags | MapFlags::FIXED_NOREPLACE;
+            // SAFETY: nothing is replaced: another thread may have got this address.
+            if unsafe { mmap_anonymous(pointer(from), BLOCK as usize, no_access, flags) }.is_ok() {
+                free.push(from);
+            }
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    drop((stream, uffd)); // first: else the kernel would wait until the rest was told
+    for at in blocks.into_iter().chain(free).chain([address(at, BLOCKS)]) {
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: mappings of this function's alone.
+        unsafe { rustix::mm::munmap(at, BLOCK as usize) }.unwrap();
+    }
+}
+
+/// A second client of the honest process, with 16 threads that always want something.
+struct Neighbour {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start(server: &Server) -> Self {
+        let mut connection = Connection::open(&server.socket).unwrap();
+        let guest = Guest::restore(&mut connection, ClientMemory::Shared).unwrap();
+        let all = Arc::new((guest, connection));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let threads = (0..16_u64).map(|n| {
+            let (all, is_over) = (all.clone(), is_over.clone());
+            std::thread::spawn(move || {
+                let mut random = Pcg64::seed_from_u64(n);
+                while !is_over.load(Ordering::Relaxed) {
+                    let page = random.random_range(0..4 * MIB / P);
+                    let block = (page / 128 * 128 * P) as usize;
+                    // SAFETY: of the guest's memory, of which the server does not hear.
+                    unsafe {
+                        all.0.as_ptr().add((page * P) as usize).read_volatile();
+                        let at = all.0.as_ptr().add(block);
+                        madvise(at.cast(), 128 * P as usize, Advice::LinuxDontNeed).unwrap();
+                    }
+                }
+            })
+        });
+        Neighbour { threads: threads.collect(), is_over }
+    }
+
+    fn end(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
 #[test]
 fn an_honest_client_goes_on_beside_any_other() {
     watch();
     let ground = Ground::new(4 * MIB);
     let file = std::fs::File::options().write(true).open(ground.snapshot()).unwrap();
     file.set_len(64 << 30).unwrap();
-    let server = ground.serve(&["--silence", "1"]);
+    let mut command = pinfold("serve");
+    if let Ok(mutant) = std::env::var(MUTANT) {
+        command.env("PINFOLD_MUTANT", mutant);
+    }
+    let server = ground.serve_by(command, &["--silence", "1"]);
     let pid = server.child.id();
     let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     drop(faults(&server, 1, Duration::ZERO));
@@ -311,8 +432,12 @@ fn an_honest_client_goes_on_beside_any_other() {
     // Ends: with the time.
     loop {
         for (what, all) in &mut all {
-            let child = (*what != "nothing").then(|| hostile(&server, what, seed));
+            let is_alone = ["nothing", "neighbour"].contains(what);
+            let child = (!is_alone).then(|| hostile(&server, what, seed));
+            let neighbour = (*what == "neighbour").then(|| Neighbour::start(&server));
+            moves(&server, &mut Pcg64::seed_from_u64(seed));
             let took = faults(&server, FAULTS, TIME);
+            neighbour.map(Neighbour::end);
             let (median, slow) = (took[took.len() / 2], took[took.len() * 99 / 100]);
             println!("seed {seed}, beside {what}: median {median:?}, 99 of 100 {slow:?}");
             all.extend(took);
@@ -322,7 +447,7 @@ fn an_honest_client_goes_on_beside_any_other() {
                 child.wait().unwrap();
             }
             // What the kernel counts: nothing is left of who has left.
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Instant::now() + patience();
             while descriptors() > before + 1 {
                 let now = descriptors();
                 assert!(Instant::now() < deadline, "{now} descriptors after {what}, not {before}");
@@ -345,5 +470,36 @@ fn an_honest_client_goes_on_beside_any_other() {
         took.sort_unstable();
         let (faults, median) = (took.len(), took[took.len() / 2]);
         println!("in all, beside {what}: median {median:?} of {faults} faults");
+    }
+}
+
+/// Each mutant, beside which kind the short run sees it, and what it says then.
+#[cfg(feature = "mutants")]
+const CAUGHT: [(&str, &str, &str); 4] = [
+    ("TurnWithoutEnd", "neighbour", "stands still"),
+    ("RestForgotten", "nothing", "stands still"),
+    ("UnmappedStays", "nothing", "stands still"),
+    ("LeftKeepsDescriptor", "nothing", "descriptors after nothing"),
+];
+
+#[test]
+#[cfg(feature = "mutants")]
+fn the_short_run_sees_each_mutant() {
+    for (mutant, kind, why) in CAUGHT {
+        let run = |mutant: Option<&str>| {
+            let mut run = Command::new(std::env::current_exe().unwrap());
+            run.args(["--exact", "an_honest_client_goes_on_beside_any_other", "--nocapture"]);
+            run.env(KIND, kind).env("RUST_BACKTRACE", "0");
+            if let Some(mutant) = mutant {
+                run.env(MUTANT, mutant).env(PATIENCE, "10");
+            }
+            let output = run.output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+        };
+        let (is_right, said) = run(None);
+        assert!(is_right, "without a mutant: {said}");
+        let (is_right, said) = run(Some(mutant));
+        assert!(!is_right && said.contains(why), "{mutant} is not seen: {said}");
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-use ground::slow_close::SlowClose;
+use ground::slow_file::SlowFile;
 use ground::*;
 
 /// A socket whose last close waits for 600 seconds.
@@ -68,7 +68,7 @@ fn a_descriptor_whose_close_waits_makes_nobody_wait() {
 fn a_file_each_close_of_which_waits_makes_nobody_wait() {
     let ground = Ground::new(4 * MIB);
     let server = ground.serve(&[]);
-    let Some(slow) = SlowClose::mount() else { return };
+    let Some(slow) = SlowFile::mount() else { return };
     let pid = Pid::from_raw(server.child.id().cast_signed()).unwrap();
     let mappings = format!("[{}]", mapping(4096, P, 0, ""));
     let streams = [(); 3].map(|()| UnixStream::connect(&server.socket).unwrap());

@@ -14,14 +14,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pinfold::{Cache, ClientId};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pinfold::Cache;
+use pinfold::source::SourceStats;
+use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::faults::Asks;
 use super::log::{self, Log};
-use super::peer::Peer;
+use super::peer::{ENDED, Peer, PeerProcess};
+use super::processes::{NO_DESCRIPTORS, Processes, ServedClient};
 use super::protocol::{self, Messages, Reply, Request, Stats};
 use super::record::Written;
 use super::socket::{self, Received};
@@ -29,11 +30,8 @@ use super::socket::{self, Received};
 /// Bytes that are received at once.
 const RECEIVE_BYTES: usize = 16 << 10;
 
-/// How much less the system prefers the threads of connections to the one that serves faults.
+/// How much less the system prefers the threads of connections to those that serve faults.
 const NICE: i32 = 10;
-
-/// What the server's descriptors run out of.
-const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
 
 /// What all connections have.
 #[derive(Debug)]
@@ -44,8 +42,8 @@ pub struct Shared {
     pub memory: OwnedFd,
     /// As `Clients::bytes` says.
     pub bytes: u64,
-    /// The thread that serves faults.
-    pub asks: Asks,
+    /// Those that are served.
+    pub processes: Arc<Processes>,
     /// Where lines go.
     pub log: Log,
     /// How long a client may be silent before it is served.
@@ -67,7 +65,7 @@ struct Connection<'a> {
     hears: bool,
     /// What is served, and this thread's duplicate of its userfaultfd: to close the last one waits
     /// for the client.
-    client: Option<(ClientId, OwnedFd)>,
+    client: Option<(ServedClient, OwnedFd)>,
 }
 
 /// Has a conversation, until it ends.
@@ -87,10 +85,12 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
         hears: false,
         client: None,
     };
-    let ended = peer.begin().and_then(|()| it.hear());
+    let process = peer.begin().and_then(|()| peer.process());
+    it.hears = process.is_err(); // it is told so, whatever it has said
+    let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process));
     let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
-        shared.asks.remove(peer.owner(), *client);
+        shared.processes.remove(client);
     }
     match ended {
         Err(why) => {
@@ -115,14 +115,15 @@ impl Connection<'_> {
     ///
     /// # Errors
     /// Why it is ended before.
-    fn hear(&mut self) -> Result<(), String> {
+    fn hear(&mut self, process: &PeerProcess) -> Result<(), String> {
         let begin = Instant::now();
         let mut buf = vec![0; RECEIVE_BYTES];
-        // Ends: with the connection, at the latest when the process ends that has the other side.
+        // Ends: with the connection, at the latest when the process ends that has connected.
         loop {
-            self.wait(begin)?;
+            let has_ended = self.wait(process, begin)?;
             let received = match socket::receive(self.peer.stream(), &mut buf) {
                 Ok(received) => received,
+                Err(Errno::AGAIN) if has_ended => return Err(ENDED.to_owned()),
                 Err(Errno::AGAIN) => continue,
                 Err(Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
@@ -135,6 +136,9 @@ impl Connection<'_> {
             if bytes == 0 {
                 return Ok(());
             }
+            if has_ended {
+                return Err(ENDED.to_owned()); // what it has said last is of no use
+            }
             if self.descriptors.len() > 1 {
                 return Err("it has sent several descriptors, and one is wanted".to_owned());
             }
@@ -146,7 +150,7 @@ impl Connection<'_> {
             while let Some(message) = self.messages.take()? {
                 self.hears |= protocol::is_from_a_listener(message);
                 let request = protocol::request(message)?;
-                self.answer(request)?;
+                self.answer(process, request)?;
             }
             if self.client.is_some() && !self.descriptors.is_empty() {
                 return Err("it is served already, and sends a descriptor again".to_owned());
@@ -154,8 +158,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Waits until there is something to receive.
-    fn wait(&self, begin: Instant) -> Result<(), String> {
+    /// Waits until there is something to receive, or the process has ended, which it tells.
+    fn wait(&self, process: &PeerProcess, begin: Instant) -> Result<bool, String> {
         let left = match &self.client {
             Some(_) => None,
             None => Some(self.shared.silence.saturating_sub(begin.elapsed())),
@@ -164,18 +168,15 @@ impl Connection<'_> {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let mut fds = [PollFd::new(self.peer.stream(), PollFlags::IN)];
-        match poll(&mut fds, wait.as_ref()) {
-            Ok(_) if left.is_some_and(|left| left.is_zero()) => {
-                let seconds = self.shared.silence.as_secs_f64();
-                Err(format!("it has sent no mappings for {seconds} seconds"))
-            }
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.to_string()),
+        let has_ended = process.wait(self.peer.stream(), wait.as_ref());
+        if left.is_some_and(|left| left.is_zero()) {
+            let seconds = self.shared.silence.as_secs_f64();
+            return Err(format!("it has sent no mappings for {seconds} seconds"));
         }
+        has_ended.map_err(|why| why.to_string())
     }
 
-    fn answer(&mut self, request: Request) -> Result<(), String> {
+    fn answer(&mut self, process: &PeerProcess, request: Request) -> Result<(), String> {
         let (reply, descriptor) = match request {
             Request::Memory => {
                 // The system limits the descriptors that were sent and not received, of all
@@ -186,12 +187,7 @@ impl Connection<'_> {
                 let memory = self.memory()?;
                 (Reply { bytes: Some(self.shared.bytes), ..Reply::new() }, Some(memory))
             }
-            Request::Stats => {
-                let stats = self.shared.asks.stats(self.peer.owner()).ok_or("the server ends")?;
-                let touched = self.shared.written.pages();
-                let stats = Stats::new(&stats, &self.shared.cache.sources(), touched);
-                (Reply { stats: Some(stats), ..Reply::new() }, None)
-            }
+            Request::Stats => (Reply { stats: Some(self.stats()), ..Reply::new() }, None),
             Request::Serve(mappings) => {
                 if self.client.is_some() {
                     return Err("it is served already, and sends mappings again".to_owned());
@@ -200,7 +196,8 @@ impl Connection<'_> {
                 let uffd = uffd.ok_or("its mappings came without a userfaultfd")?;
                 check(uffd)?;
                 let twin = uffd.try_clone().map_err(|_| NO_DESCRIPTORS)?;
-                let client = self.shared.asks.add(twin, mappings, self.peer.clone())?;
+                let (processes, peer) = (&self.shared.processes, self.peer.clone());
+                let client = processes.add(process.owner(), twin, mappings, peer)?;
                 self.client = self.descriptors.pop().map(|uffd| (client, uffd));
                 self.peer.set_served();
                 if !self.hears {
@@ -219,6 +216,19 @@ impl Connection<'_> {
         }
     }
 
+    /// The counters.
+    fn stats(&self) -> Stats {
+        let shared = self.shared;
+        let mut stats = shared.processes.stats();
+        let sources = shared.cache.sources();
+        let read = |source: &SourceStats| source.read.bytes + source.read_ahead.bytes;
+        stats.read_bytes = sources.iter().map(|(_, source)| read(source)).sum();
+        let memory = rustix::fs::fstat(&shared.memory);
+        stats.shared_bytes = memory.map_or(0, |memory| memory.st_blocks.cast_unsigned() * 512);
+        stats.touched = shared.written.pages();
+        stats
+    }
+
     /// A descriptor of the shared memory, for this client alone.
     fn memory(&self) -> Result<OwnedFd, String> {
         let path = format!("/proc/self/fd/{}", self.shared.memory.as_raw_fd());
@@ -230,7 +240,7 @@ impl Connection<'_> {
     }
 }
 
-/// Only a userfaultfd gets to the thread that serves faults. Each close of something else may wait,
+/// Only a userfaultfd gets to a thread that serves faults. Each close of something else may wait,
 /// and not only the last one: a file system of the client's own is asked at each.
 ///
 /// # Errors

@@ -1,109 +1,81 @@
-//! The thread that serves faults: the library's `Clients`, and what the threads of connections ask
-//! of it. It reads no socket, parses nothing, writes no file and no line, and closes no descriptor
-//! that could be the last of a client's.
+//! The thread that serves the faults of one process: the library's `Clients`, and what the threads
+//! of the process's connections ask of it. It reads no socket, parses nothing, and writes no file
+//! and no line. It closes no descriptor that could be the last of a client's.
+//!
+//! It waits for the process, whose memory the kernel locks for each installation; nobody else waits
+//! for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use pinfold::{ClientError, ClientEvent, ClientId, ClientMapping, Clients, ClientsStats};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::asked::Asked;
 use super::log::Log;
 use super::peer::Peer;
+use super::processes::{FAILED, Processes};
 use super::record::Recording;
-
-/// How long, in one turn of the loop, something is begun that was asked for.
-const COMMANDS_TIME: Duration = Duration::from_micros(200);
 
 /// Lines about pages that could not be read, for one client.
 const FAILURES_TOLD: u64 = 8;
 
 /// What a connection asks for.
 #[derive(Debug)]
-enum Command {
+pub enum Command {
+    /// Serve this client.
     Add(OwnedFd, Vec<ClientMapping>, Arc<Peer>, Sender<Result<ClientId, ClientError>>),
+    /// Serve it no longer.
     Remove(ClientId, Sender<()>),
-    Stats(Sender<ClientsStats>),
 }
 
-/// The connection of a client, and how many of its pages could not be read.
-type Peers = HashMap<ClientId, (Arc<Peer>, u64)>;
+/// What the thread shares with those that ask.
+#[derive(Debug)]
+pub struct Desk {
+    commands: Mutex<VecDeque<Command>>,
+    /// Counts what was asked since the thread looked.
+    wakes: OwnedFd,
+    /// What the thread has counted, a moment ago.
+    counters: Mutex<ClientsStats>,
+}
 
-impl Command {
-    fn run(self, clients: &mut Clients, peers: &mut Peers, replay: Option<&Arc<[u64]>>) {
-        // Who asks may have ended: nobody wants the answers.
-        match self {
-            Command::Add(uffd, mappings, peer, reply) => {
-                let added = clients.add(uffd, &mappings, peer.owner());
-                match added {
-                    Ok(client) => {
-                        peers.insert(client, (peer, 0));
-                        if let Some(pages) = replay {
-                            clients.install_ahead(client, pages);
-                        }
-                    }
-                    // Before the answer: else this could be the last of the connection.
-                    Err(_) => drop(peer),
-                }
-                let _ = reply.send(added);
-            }
-            Command::Remove(client, done) => {
-                clients.remove(client);
-                peers.remove(&client);
-                let _ = done.send(());
-            }
-            Command::Stats(reply) => {
-                let _ = reply.send(clients.stats());
-            }
-        }
+/// A thread that has panicked had no half-done change of it.
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Desk {
+    /// # Errors
+    /// The system gives no eventfd.
+    pub fn new() -> Result<Self, Errno> {
+        let wakes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Desk { commands: Mutex::default(), wakes, counters: Mutex::default() })
     }
-}
 
-/// To ask the thread that serves faults.
-#[derive(Debug, Clone)]
-pub struct Asks {
-    /// With the owner who asks.
-    commands: Sender<(u64, Command)>,
-    wakes: Arc<OwnedFd>,
-}
-
-impl Asks {
-    fn ask<T>(&self, owner: u64, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
-        let (reply, answer) = channel();
-        self.commands.send((owner, command(reply))).ok()?;
+    /// Asks for something.
+    pub fn ask(&self, command: Command) {
+        lock(&self.commands).push_back(command);
         // It cannot be full.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.wakes, &1_u64.to_ne_bytes()));
-        answer.recv().ok()
     }
 
-    /// Serves a client. The caller keeps a duplicate of the descriptor, as its last close may wait.
-    ///
-    /// # Errors
-    /// As of [`Clients::add`].
-    pub fn add(
-        &self,
-        uffd: OwnedFd,
-        mappings: Vec<ClientMapping>,
-        peer: Arc<Peer>,
-    ) -> Result<ClientId, String> {
-        let added = self.ask(peer.owner(), |reply| Command::Add(uffd, mappings, peer, reply));
-        added.ok_or("the server ends")?.map_err(|why| why.to_string())
+    /// Nothing of what was asked for is done: who asks is told so, by the end of the channel.
+    pub fn clear(&self) {
+        let commands = std::mem::take(&mut *lock(&self.commands));
+        drop(commands);
     }
 
-    /// Serves a client of `owner` no longer. After this the thread has nothing of it.
-    pub fn remove(&self, owner: u64, client: ClientId) {
-        self.ask(owner, |done| Command::Remove(client, done));
+    /// Whether nobody asks for anything.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.commands).is_empty()
     }
 
-    /// Counters, for `owner`.
-    pub fn stats(&self, owner: u64) -> Option<ClientsStats> {
-        self.ask(owner, Command::Stats)
+    /// What the thread has counted.
+    pub fn counters(&self) -> ClientsStats {
+        *lock(&self.counters)
     }
 }
 
@@ -111,101 +83,108 @@ impl Asks {
 #[derive(Debug)]
 pub struct Faults {
     clients: Clients,
-    commands: Receiver<(u64, Command)>,
-    asked: Asked<Command>,
-    wakes: Arc<OwnedFd>,
-    peers: Peers,
-    recording: Option<Recording>,
+    desk: Arc<Desk>,
+    /// The connection of each client, and how many of its pages could not be read.
+    peers: HashMap<ClientId, (Arc<Peer>, u64)>,
+    recording: Option<Arc<Recording>>,
     replay: Option<Arc<[u64]>>,
     log: Log,
 }
 
 impl Faults {
-    /// No clients yet; and who asks for some.
-    ///
-    /// # Errors
-    /// The system gives no eventfd.
-    pub fn new(clients: Clients, log: Log) -> Result<(Self, Asks)> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wakes = Arc::new(eventfd(0, flags).context("no eventfd")?);
-        let (ask, commands) = channel();
-        let asks = Asks { commands: ask, wakes: wakes.clone() };
-        let faults = Faults {
-            clients,
-            commands,
-            asked: Asked::default(),
-            wakes,
-            peers: HashMap::new(),
-            recording: None,
-            replay: None,
-            log,
-        };
-        Ok((faults, asks))
+    /// Of a process that has no clients yet.
+    pub fn new(clients: Clients, desk: Arc<Desk>, log: Log) -> Self {
+        let (peers, recording, replay) = Default::default();
+        Faults { clients, desk, peers, recording, replay, log }
+    }
+
+    /// Where it is asked.
+    pub fn desk(&self) -> &Arc<Desk> {
+        &self.desk
     }
 
     /// Records the pages that clients touch.
-    pub fn record(&mut self, recording: Recording) {
+    pub fn record(&mut self, recording: Arc<Recording>) {
         self.clients.record(Some(recording.known()));
         self.recording = Some(recording);
     }
 
     /// Installs these pages in each new client's memory.
-    pub fn replay(&mut self, pages: Vec<u64>) {
-        self.replay = Some(pages.into());
+    pub fn replay(&mut self, pages: Arc<[u64]>) {
+        self.replay = Some(pages);
     }
 
-    /// Serves for ever.
-    ///
-    /// # Errors
-    /// The system's poll fails.
-    pub fn run(&mut self) -> Result<()> {
-        let mut is_asked = false;
-        loop {
-            let wait = if is_asked { Some(Duration::ZERO) } else { self.clients.timeout() };
-            let wait = wait.map(|wait| Timespec {
-                tv_sec: wait.as_secs().cast_signed(),
-                tv_nsec: wait.subsec_nanos().into(),
-            });
-            let mut fds = [
-                PollFd::new(&self.clients, PollFlags::IN),
-                PollFd::new(&*self.wakes, PollFlags::IN),
-            ];
-            match poll(&mut fds, wait.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error).context("waiting for clients"),
+    /// Serves until the process has no clients any more.
+    pub fn run(self, owner: u64, processes: &Processes) {
+        let mut running = Running { faults: self, owner, processes };
+        // Ends: when it is not wanted any more, or the system fails.
+        while !running.is_over() {
+            if let Err(error) = running.faults.turn() {
+                running.faults.log.tell(format_args!("faults are not served any more: {error:#}"));
+                return;
             }
-            if fds[1].revents().contains(PollFlags::IN) {
-                let _ = rustix::io::read(&*self.wakes, &mut [0_u8; 8]); // asked by nobody else
-            }
-            is_asked = self.hear();
-            for event in self.clients.work() {
-                self.tell(event);
-            }
-            self.write_down();
         }
     }
 
-    /// Does what was asked for, a part of it: each owner in turn has one thing done, at its own
-    /// cost. Whether more is asked for.
-    fn hear(&mut self) -> bool {
-        for (owner, command) in self.commands.try_iter() {
-            self.asked.push(owner, command);
+    /// Waits for something to do, and does a part of it.
+    fn turn(&mut self) -> Result<()> {
+        let wait = self.clients.timeout().map(|wait| Timespec {
+            tv_sec: wait.as_secs().cast_signed(),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        let mut fds = [
+            PollFd::new(&self.clients, PollFlags::IN),
+            PollFd::new(&self.desk.wakes, PollFlags::IN),
+        ];
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("waiting for clients"),
         }
-        let began = Instant::now();
-        for _ in 0..self.asked.owners() {
-            let Some(owner) = self.asked.next_owner() else { break };
-            let asked = &mut self.asked;
-            let (peers, replay) = (&mut self.peers, self.replay.as_ref());
-            self.clients.turn_of(owner, |clients| {
-                if let Some(command) = asked.take(owner) {
-                    command.run(clients, peers, replay);
+        if fds[1].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.desk.wakes, &mut [0_u8; 8]); // asked by nobody else
+            self.hear();
+        }
+        for event in self.clients.work() {
+            self.tell(event);
+        }
+        self.write_down();
+        self.count();
+        Ok(())
+    }
+
+    /// Does what was asked for until now.
+    fn hear(&mut self) {
+        let commands = std::mem::take(&mut *lock(&self.desk.commands));
+        for command in commands {
+            // Who asks may have ended: nobody wants the answers.
+            match command {
+                Command::Add(uffd, mappings, peer, reply) => {
+                    let added = self.clients.add(uffd, &mappings, 0);
+                    match added {
+                        Ok(client) => {
+                            self.peers.insert(client, (peer, 0));
+                            if let Some(pages) = &self.replay {
+                                self.clients.install_ahead(client, pages);
+                            }
+                        }
+                        // Before the answer: else this could be the connection's last.
+                        Err(_) => drop(peer),
+                    }
+                    self.count();
+                    let _ = reply.send(added);
                 }
-            });
-            if began.elapsed() > COMMANDS_TIME {
-                break;
+                Command::Remove(client, done) => {
+                    self.clients.remove(client);
+                    self.peers.remove(&client);
+                    self.count();
+                    let _ = done.send(());
+                }
             }
         }
-        self.asked.owners() > 0
+    }
+
+    fn count(&self) {
+        *lock(&self.desk.counters) = self.clients.stats();
     }
 
     fn tell(&mut self, event: ClientEvent) {
@@ -239,5 +218,30 @@ impl Faults {
             self.recording = None;
             self.clients.record(None);
         }
+    }
+}
+
+/// The thread, as long as it serves.
+struct Running<'a> {
+    faults: Faults,
+    owner: u64,
+    processes: &'a Processes,
+}
+
+impl Running<'_> {
+    /// Whether it ends: the process has no clients, and nobody asks for one.
+    fn is_over(&self) -> bool {
+        let ClientsStats { clients, reading, .. } = self.faults.clients.stats();
+        clients == 0 && self.processes.end(self.owner, &self.faults.desk, reading > 0)
+    }
+}
+
+/// Whatever ends it: nobody waits for it any more.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        for (peer, _) in self.faults.peers.values() {
+            peer.end(FAILED.to_owned());
+        }
+        self.processes.ended(self.owner, &self.faults.desk);
     }
 }

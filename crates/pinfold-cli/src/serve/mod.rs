@@ -4,11 +4,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the arguments of `serve` |
+//! | `listen.rs` | the socket, which one server has |
 //! | `server.rs` | the door: new connections |
 //! | `connection.rs` | a connection, in its own thread |
-//! | `peer.rs` | the other side of a connection |
-//! | `faults.rs` | the thread that serves faults |
-//! | `asked.rs` | what connections ask that thread for, and in which order |
+//! | `peer.rs` | the other side of a connection, and its process |
+//! | `processes.rs` | the processes that are served, each by a thread |
+//! | `faults.rs` | the thread that serves the faults of a process |
 //! | `log.rs` | lines on standard error |
 //! | `protocol.rs` | messages |
 //! | `socket.rs` | bytes and descriptors over a socket |
@@ -19,13 +20,14 @@
 //!
 //! How faults are served is the library's: `crates/pinfold/src/map/clients/`.
 
-mod asked;
 pub mod connection;
 pub mod faults;
 pub mod guest;
 mod holes;
+mod listen;
 pub mod log;
 pub mod peer;
+pub mod processes;
 pub mod protocol;
 pub mod record;
 pub mod restore;
@@ -33,6 +35,7 @@ pub mod server;
 pub mod socket;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -40,8 +43,8 @@ use clap::Args;
 use pinfold::{Cache, Clients, Options};
 
 use self::connection::Shared;
-use self::faults::Faults;
 use self::log::Log;
+use self::processes::Processes;
 use self::record::{Recorder, Recording, Written};
 use self::server::Door;
 use crate::size::Size;
@@ -149,10 +152,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     for hole in zeros {
         clients.add_zeros(hole);
     }
-    let listener = {
+    let (listener, _lock) = {
         // For the owner alone, from the first moment on.
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-        let listener = server::listen(&args.socket);
+        let listener = listen::listen(&args.socket);
         rustix::process::umask(before);
         listener?
     };
@@ -165,28 +168,30 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     );
     let (log, written) = (Log::start()?, Written::default());
     let (memory, memory_bytes) = (clients.memory()?, clients.bytes());
-    let (mut faults, asks) = Faults::new(clients, log.clone())?;
+    let (mut processes, starter) = Processes::new(clients, log.clone());
     if let Some(runs) = replay {
         let pages = record::pages_in(&runs);
         line = format!("{line}; {pages} pages are installed ahead");
         // More than half of the budget is not installed ahead.
         let most = budget_bytes / record::PAGE_BYTES / 2;
-        faults.replay(runs.into_iter().flatten().take(most as usize).collect());
+        processes.replay(runs.into_iter().flatten().take(most as usize).collect());
     }
     if let Some((recorder, known)) = recorder {
         let pages = record::pages_in(&known);
         line = format!("{line}; recording, beside {pages} pages that are");
-        faults.record(Recording::start(recorder, known, &written, log.clone())?);
+        processes.record(Recording::start(recorder, known, &written, log.clone())?);
     }
     let silence = Duration::from_secs_f64(args.silence);
+    let (processes, bytes, lines) = (Arc::new(processes), memory_bytes, log.clone());
     let shared =
-        Shared { cache, memory, bytes: memory_bytes, asks, log: log.clone(), silence, written };
+        Shared { cache, memory, bytes, processes: processes.clone(), log: lines, silence, written };
     ignore_limit_signal();
     let door = Door::new(listener, shared, server::allow_descriptors())?;
     let thread = std::thread::Builder::new().name("pinfold-door".to_owned());
     thread.spawn(move || door.run()).context("no thread for connections")?;
     log.tell(line);
-    faults.run()
+    starter.run(&processes);
+    Ok(())
 }
 
 /// A file that must not grow any more, such as a working set, is an error, and no end.

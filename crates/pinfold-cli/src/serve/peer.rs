@@ -1,10 +1,19 @@
-//! The other side of a connection, as all threads see it: who it is, and how it is told to end.
+//! The other side of a connection, as all threads see it: who it is, how it is told to end, and
+//! the process that has connected.
 
 use std::fmt;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::processes::NO_DESCRIPTORS;
+
+/// The type of the file system whose inodes are processes (`PID_FS_MAGIC`).
+const PID_FS: u64 = 0x5049_4446;
 
 /// The other side of a connection, as all threads see it.
 #[derive(Debug)]
@@ -31,10 +40,31 @@ impl Peer {
         self.number
     }
 
-    /// Its process, as a number: the clients of one have one share. A process of another pid
-    /// namespace may have no number here: then all such processes of one user have one share.
-    pub fn owner(&self) -> u64 {
-        u64::from(self.user) << 32 | u64::from(self.pid.unwrap_or(0).unsigned_abs())
+    /// The number of the process here, if it has one.
+    pub fn pid(&self) -> Option<i32> {
+        self.pid
+    }
+
+    /// The process that has connected.
+    ///
+    /// # Errors
+    /// It has ended; or this process has no descriptor for it.
+    pub fn process(&self) -> Result<PeerProcess, String> {
+        let user = u64::from(self.user) << 32 | u64::from(self.pid.unwrap_or(0).unsigned_abs());
+        let fd = match option(&self.stream, libc::SO_PEERPIDFD, -1) {
+            // SAFETY: the system has just made this descriptor.
+            Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+            // Before Linux 6.5.
+            Err(Errno::NOPROTOOPT) => return Ok(PeerProcess { fd: None, owner: user }),
+            Err(Errno::MFILE | Errno::NFILE) => return Err(NO_DESCRIPTORS.to_owned()),
+            // Older systems make none of a process that is not there any more.
+            Err(Errno::INVAL | Errno::SRCH) => return Err(ENDED.to_owned()),
+            Err(why) => return Err(format!("its process cannot be found: {why}")),
+        };
+        // Since Linux 6.9. No two processes have the same, as long as the system runs.
+        let is_number = rustix::fs::fstatfs(&fd).is_ok_and(|it| it.f_type as u64 == PID_FS);
+        let number = rustix::fs::fstat(&fd).ok().filter(|_| is_number).map(|it| it.st_ino);
+        Ok(PeerProcess { fd: Some(fd), owner: number.unwrap_or(user) })
     }
 
     /// The connection.
@@ -75,24 +105,59 @@ impl Peer {
     }
 }
 
+/// The process that has connected. It is the one that is served, whoever else has the connection.
+#[derive(Debug)]
+pub struct PeerProcess {
+    /// Readable when it has ended. `None` if the system has no such thing.
+    fd: Option<OwnedFd>,
+    owner: u64,
+}
+
+/// Why a connection ends whose process has.
+pub const ENDED: &str = "the process that has connected has ended";
+
+impl PeerProcess {
+    /// The process as a number: all its clients are served by one thread. Before Linux 6.9 a process
+    /// of another pid namespace may have none: then all such processes of one user are one.
+    pub fn owner(&self) -> u64 {
+        self.owner
+    }
+
+    /// Waits until `stream` can be received from or the process has ended, at most for this time.
+    /// Whether the process has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait(&self, stream: &UnixStream, wait: Option<&Timespec>) -> Result<bool, Errno> {
+        let process = self.fd.as_ref().map_or(stream.as_fd(), OwnedFd::as_fd);
+        let fds = [stream.as_fd(), process];
+        let mut fds = fds.map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, wait) {
+            Ok(_) | Err(Errno::INTR) => Ok(self.fd.is_some() && !fds[1].revents().is_empty()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// Who has connected, as the system says.
 ///
 /// Not by rustix, whose struct has no pid of 0. The kernel reports 0 for a process that has no
 /// number in this process's pid namespace.
 fn credentials(stream: &UnixStream) -> Option<libc::ucred> {
-    let mut it = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the struct is the kernel's for this option, and `bytes` is its size.
-    let done = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut it).cast(),
-            &raw mut bytes,
-        )
-    };
-    (done == 0).then_some(it)
+    option(stream, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX }).ok()
+}
+
+/// What the system says of a socket; `it` is of the type that this option has.
+fn option<T: Copy>(stream: &UnixStream, which: i32, mut it: T) -> Result<T, Errno> {
+    let mut bytes = size_of::<T>() as libc::socklen_t;
+    let socket = stream.as_raw_fd();
+    let to = (&raw mut it).cast();
+    // SAFETY: `to` has room for `bytes` bytes, which any value of the option's type is.
+    let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, which, to, &raw mut bytes) };
+    if done == 0 {
+        return Ok(it);
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
 /// The process, if it has a number here, and its user.
@@ -115,13 +180,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_a_number_here_has_its_user() {
+    fn a_process_has_a_number_and_lives() {
         let of = |pid, uid| known(&libc::ucred { pid, uid, gid: 0 });
         assert_eq!(of(0, 7), (None, 7));
         assert_eq!(of(5, 7), (Some(5), 7));
-        let (stream, _other) = UnixStream::pair().unwrap();
+        let (stream, _other) = UnixStream::pair().unwrap(); // not closed
         let peer = Peer::new(1, stream);
-        let user = u64::from(rustix::process::getuid().as_raw());
-        assert_eq!(peer.owner(), user << 32 | u64::from(std::process::id()));
+        let [one, two] = [(); 2].map(|()| peer.process().unwrap());
+        assert!(one.owner() != 0 && one.owner() == two.owner());
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(false), "it lives");
     }
 }

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use pinfold::source::SourceStats;
 use pinfold::{ClientMapping, ClientMemory, ClientsStats};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
@@ -146,29 +145,22 @@ pub struct Stats {
     pub read_bytes: u64,
     pub touched: u64,
     pub ahead: u64,
+    pub reading: u64,
 }
 
 impl Stats {
-    /// Those of the library, and of the cache's sources.
-    pub fn new(clients: &ClientsStats, sources: &[(String, SourceStats)], touched: u64) -> Self {
-        Stats {
-            clients: clients.clients,
-            added: clients.added,
-            faults: clients.faults,
-            waited: clients.waited,
-            again: clients.again,
-            installed: clients.installed,
-            installed_ahead: clients.installed_ahead,
-            failed: clients.failed,
-            shared_bytes: clients.shared_bytes,
-            read_bytes: {
-                let of =
-                    |(_, source): &(_, SourceStats)| source.read.bytes + source.read_ahead.bytes;
-                sources.iter().map(of).sum()
-            },
-            touched,
-            ahead: clients.ahead,
-        }
+    /// Also those of these clients.
+    pub fn add(&mut self, clients: &ClientsStats) {
+        self.clients += clients.clients;
+        self.added += clients.added;
+        self.faults += clients.faults;
+        self.waited += clients.waited;
+        self.again += clients.again;
+        self.installed += clients.installed;
+        self.installed_ahead += clients.installed_ahead;
+        self.failed += clients.failed;
+        self.ahead += clients.ahead;
+        self.reading += clients.reading;
     }
 }
 

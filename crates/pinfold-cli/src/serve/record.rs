@@ -12,7 +12,7 @@
 //! many. No page occurs twice. A line at the end that is not complete counts as none: its writer
 //! was stopped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -190,6 +190,21 @@ impl Recorder {
     }
 }
 
+/// The pages that some process has touched: a bit for each of 4096 adjacent ones.
+#[derive(Default)]
+struct SeenPages(HashMap<u64, Box<[u64; 64]>>);
+
+impl SeenPages {
+    /// Adds a page; whether it is new.
+    fn add(&mut self, page: u64) -> bool {
+        let (block, at) = (page / 4096, page % 4096);
+        let word = &mut self.0.entry(block).or_insert_with(|| Box::new([0; 64]))[at as usize / 64];
+        let is_new = *word >> (at % 64) & 1 == 0;
+        *word |= 1 << (at % 64);
+        is_new
+    }
+}
+
 /// A thread that writes a working set: no fault waits for a disk. If it cannot be written any more,
 /// recording ends, and nothing else.
 #[derive(Debug)]
@@ -225,7 +240,9 @@ impl Recording {
         let written = written.clone();
         let thread = std::thread::Builder::new().name("pinfold-record".to_owned());
         let work = move || {
-            for pages in batches {
+            let mut seen = SeenPages::default();
+            for mut pages in batches {
+                pages.retain(|&page| seen.add(page));
                 if let Err(why) = recorder.add(&pages) {
                     log.tell(format_args!("the working set is not recorded any more: {why:#}"));
                     return;
@@ -242,8 +259,8 @@ impl Recording {
         &self.known
     }
 
-    /// Adds pages that were touched, in this order. They wait for their turn in memory: each page is
-    /// touched once. False: it has ended.
+    /// Adds pages that were touched, in this order. They wait for their turn in memory: each process
+    /// touches a page once. False: it has ended.
     pub fn add(&self, pages: Vec<u64>) -> bool {
         self.touched.send(pages).is_ok()
     }

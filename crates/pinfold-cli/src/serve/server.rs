@@ -1,5 +1,5 @@
-//! The door: the listening socket, and the table of connections, each of which has a thread of its
-//! own (`connection.rs`).
+//! The door: new connections, and the table of them. Each has a thread of its own
+//! (`connection.rs`).
 //!
 //! There are as many connections as the process's descriptors are enough for. Where there is no
 //! room for a new one, the oldest that has sent no mappings gives way; if all have, new ones wait in
@@ -7,14 +7,12 @@
 //! with the door tells it so, and closes it: also that close may wait.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -26,8 +24,9 @@ use super::socket;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// Descriptors that a connection has at a time: itself; its userfaultfd, twice.
-const DESCRIPTORS_EACH: usize = 3;
+/// Descriptors that a connection has at a time: itself; its process; its userfaultfd, twice; what the
+/// thread of its process waits for, which are three.
+const DESCRIPTORS_EACH: usize = 7;
 
 /// Descriptors that are left for the cache.
 const DESCRIPTORS_LEFT: usize = 32;
@@ -37,29 +36,6 @@ const REST: Duration = Duration::from_millis(100);
 
 /// The stack of a connection's thread.
 const STACK_BYTES: usize = 256 << 10;
-
-/// A listening socket at `path`. A socket there that nobody listens to is replaced.
-///
-/// # Errors
-/// The path is something else, or in use.
-pub fn listen(path: &Path) -> Result<UnixListener> {
-    let at = || path.display();
-    match UnixListener::bind(path) {
-        Ok(listener) => return Ok(listener),
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-        Err(error) => return Err(error).with_context(|| format!("cannot listen at {}", at())),
-    }
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-    if !is_socket {
-        bail!("cannot listen at {}: there is a file that is no socket", at());
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {}
-        _ => bail!("cannot listen at {}: another server does", at()),
-    }
-    std::fs::remove_file(path).with_context(|| format!("cannot replace {}", at()))?;
-    UnixListener::bind(path).with_context(|| format!("cannot listen at {}", at()))
-}
 
 /// As many descriptors as the system lets the process have. Returns for how many connections they
 /// are enough.

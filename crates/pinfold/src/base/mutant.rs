@@ -281,8 +281,6 @@ mutants! {
     ShortWhileRead,
     /// An owner that makes the thread sleep does not rest.
     NobodyRests,
-    /// What the program does for an owner counts for nobody.
-    TurnUnpaid,
     /// Clients that wait for their owner's reads are not looked after when these have ended.
     WaitingForgotten,
     /// Each round looks at all clients.
@@ -295,6 +293,12 @@ mutants! {
     DeadIsServed,
     /// Any number of a client's faults rest.
     RestsWithoutEnd,
+    /// A fault of a client that has to be tried again is not.
+    RestForgotten,
+    /// What a client has unmapped stays among its regions.
+    UnmappedStays,
+    /// The descriptor of a client that has left stays open.
+    LeftKeepsDescriptor,
     /// A child of the server removes clients.
     ForkedClientsRemove,
     /// A loop that looks for a page waits for memory of the index.

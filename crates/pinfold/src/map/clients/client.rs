@@ -460,6 +460,9 @@ impl Client {
 
     /// Tries the fault at `address` again after a rest. If too many rest, its thread asks again.
     pub(super) fn rest(&mut self, address: u64, short_since: Option<Instant>) {
+        if mutant::on(Mutant::RestForgotten) {
+            return;
+        }
         if self.again.iter().all(|again| again.address != address) {
             if self.again.len() >= AGAIN_MAX && !mutant::on(Mutant::RestsWithoutEnd) {
                 self.wake(address);

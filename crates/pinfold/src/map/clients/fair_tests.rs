@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::foreign::Message;
 use super::tests::{Guest, MIB, P, byte_of, bytes, serving, snapshot};
-use super::turns::{MESSAGES_MAX, READS_MAX, SLICE};
+use super::turns::{MESSAGES_MAX, READS_MAX};
 use super::*;
 use crate::source::Source;
 use crate::{Cache, Options};
@@ -381,42 +381,6 @@ fn a_read_that_the_system_refuses_is_told_as_it_is() {
     let refused = clients.hear(id, &mut turns::ClientTurn::begin(), &mut Vec::new()).unwrap_err();
     let ClientError::Read { cause } = &refused else { panic!("{refused:?}") };
     assert_eq!(cause.kind(), std::io::ErrorKind::InvalidInput);
-}
-
-/// How many of the rounds after a turn of five slices the owner has no further turn in, and whether
-/// another one has.
-fn after_five_slices() -> (usize, bool) {
-    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let mut clients = Clients::new(&file).unwrap();
-    let long = |_: &mut Clients| {
-        let began = Instant::now();
-        while began.elapsed() < 5 * SLICE {}
-    };
-    assert!(clients.turn_of(1, long).is_some());
-    let has_other = clients.turn_of(2, |_| ()).is_some();
-    // It comes, and leaves: what it has used stays.
-    let guest = Guest::new(&clients, ClientMemory::Private, 0);
-    let id = clients.add(guest.uffd().try_clone().unwrap(), &[guest.mapping()], 1).unwrap();
-    clients.remove(id);
-    let mut rounds = 0;
-    // Ends: each round gives it a slice.
-    while clients.turn_of(1, |_| ()).is_none() {
-        clients.work();
-        rounds += 1;
-    }
-    // Ends: with one round, unless the last turn took longer than a slice.
-    while clients.turns.owner(1).is_some() {
-        clients.work();
-    }
-    (rounds, has_other)
-}
-
-#[test]
-fn what_the_program_does_for_an_owner_is_paid_by_that_owner() {
-    let (rounds, has_other) = after_five_slices();
-    assert!(rounds >= 4 && has_other, "{rounds} rounds");
-    let caught = mutant::with(Some(Mutant::TurnUnpaid), after_five_slices);
-    assert_eq!(caught.0, 0, "the mutant does nothing");
 }
 
 #[test]

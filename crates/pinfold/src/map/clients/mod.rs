@@ -102,7 +102,7 @@ use foreign::{Foreign, Message};
 use pages::PageSet;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
-use turns::{ClientTurn, ClientTurns, READS_MAX};
+use turns::{ClientTurns, READS_MAX};
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
@@ -160,8 +160,8 @@ pub struct ClientsStats {
     /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for
     /// it.
     pub failed: u64,
-    /// Bytes that the memory which clients share takes at the moment, as the system counts them.
-    pub shared_bytes: u64,
+    /// Reads that are under way, also for clients that have left.
+    pub reading: u64,
 }
 
 /// Other processes whose memory is a snapshot.
@@ -182,8 +182,11 @@ pub struct ClientsStats {
 /// call: of shared memory up to 512 KiB, of copies up to 128 KiB.
 ///
 /// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
-/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no client and
-/// no read.
+/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no read.
+///
+/// To install a page, the kernel takes the lock of the client's memory, which a process can hold for
+/// as long as it likes. So processes that do not trust each other are served by threads of their
+/// own: [`another`](Self::another) makes what a further thread uses.
 ///
 /// `docs/serve.md` has what a client has to do, and what a client that is
 /// not trusted can do.
@@ -235,6 +238,9 @@ enum ReadFor {
 /// What the epoll has said at the last look.
 struct SaidEvents(Vec<epoll::Event>);
 
+// SAFETY: an event's data could be a pointer. Here it is a number.
+unsafe impl Send for SaidEvents {}
+
 impl std::fmt::Debug for SaidEvents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SaidEvents").finish_non_exhaustive()
@@ -257,6 +263,21 @@ impl Clients {
     /// [`ErrorKind::System`] if the system gives no memory file or no descriptor;
     /// [`ErrorKind::Forked`].
     pub fn new(file: &File) -> Result<Self> {
+        Self::of(Snapshot::new(file), None)
+    }
+
+    /// The same snapshot, for another thread, and no clients yet. Both share the memory, what
+    /// [`Self::add_zeros`] was told before, and the plan of the last [`Self::install_ahead`]. The
+    /// counters are this one's alone.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn another(&self) -> Result<Self> {
+        Self::of(self.snapshot.another(), self.plan.clone())
+    }
+
+    fn of(snapshot: Snapshot, plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>) -> Result<Self> {
+        let file = snapshot.file.clone();
         let handle = file.handle();
         handle.core.check_owner()?;
         let mapper = Mapper::new(&handle.core)?;
@@ -272,7 +293,7 @@ impl Clients {
             return Err(Cause::MappedOrServed { path, what }.into());
         }
         Ok(Clients {
-            snapshot: Snapshot::new(file),
+            snapshot,
             completions,
             epoll,
             clients: BTreeMap::new(),
@@ -286,7 +307,7 @@ impl Clients {
             stats: ClientsStats::default(),
             events: SaidEvents(Vec::with_capacity(EVENTS_MAX)),
             messages: Vec::with_capacity(foreign::MESSAGES_MAX),
-            plan: None,
+            plan,
             #[cfg(test)]
             looks: std::cell::Cell::new(0),
             _mapper: mapper,
@@ -380,10 +401,10 @@ impl Clients {
     /// the first of them. As long as an eighth of the budget is unused, they come by one read, with
     /// up to 64 KiB between two of them.
     ///
-    /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`).
+    /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`). Without such a
+    /// client, it does that alone.
     pub fn install_ahead(&mut self, client: ClientId, pages: &Arc<[u64]>) {
         let ClientId(id) = client;
-        let Some(client) = self.clients.get_mut(&id) else { return };
         let plan = match &self.plan {
             Some((of, plan)) if Arc::ptr_eq(of, pages) => plan.clone(),
             _ => {
@@ -393,6 +414,8 @@ impl Clients {
             }
         };
         self.plan = Some((pages.clone(), plan.clone()));
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        self.stats.ahead += u64::from(client.ahead.is_none());
         client.ahead = Some(Ahead::new(plan));
         self.schedule(id);
     }
@@ -406,6 +429,7 @@ impl Clients {
             // The client may have the descriptor open, too, so closing it does not suffice.
             let _ = epoll::delete(&self.epoll, client.uffd());
             client.due_at.map(|at| self.due.remove(&(at, id)));
+            self.stats.ahead -= u64::from(client.ahead.is_some());
             self.turns.change(client.owner, |owner| {
                 owner.waiting.remove(&id);
             });
@@ -415,6 +439,9 @@ impl Clients {
             self.turns.go(client.owner);
             let came = client.came.iter().filter(|(came, _)| matches!(came, Came::Page(_))).count();
             self.leave_reads(id, client.waiting.len() - came);
+            if mutant::on(Mutant::LeftKeepsDescriptor) {
+                std::mem::forget(client);
+            }
         }
     }
 
@@ -445,32 +472,10 @@ impl Clients {
         self.completions.keep(|job| !gone.contains_key(&job));
     }
 
-    /// Calls `work`, and counts the time that it takes as `owner`'s: for what a client's process can
-    /// ask for as often as it likes, such as to be added, to be removed, or for counters. `None`,
-    /// and nothing was called: the owner has used up its time. [`Self::work`] gives it new time with
-    /// each round.
-    ///
-    /// An owner that rests, because its clients have made this thread wait, has its turn here.
-    pub fn turn_of<T>(&mut self, owner: u64, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        if !self.turns.has_time(owner) {
-            return None;
-        }
-        let turn = ClientTurn::begin();
-        let done = work(self);
-        if !mutant::on(Mutant::TurnUnpaid) {
-            self.turns.end(owner, turn, Instant::now());
-        }
-        Some(done)
-    }
-
-    /// Counters.
+    /// Counters. No system call.
     pub fn stats(&self) -> ClientsStats {
-        let mirror = lend::of(self.snapshot.file.handle()).ok();
-        let stat = mirror.and_then(|mirror| rustix::fs::fstat(mirror.fd()).ok());
-        let shared_bytes = stat.map_or(0, |stat| stat.st_blocks.cast_unsigned() * 512);
-        let clients = self.clients.len() as u64;
-        let ahead = self.clients.values().filter(|client| client.ahead.is_some()).count() as u64;
-        ClientsStats { clients, ahead, shared_bytes, ..self.stats }
+        let (clients, reading) = (self.clients.len() as u64, self.jobs.len() as u64);
+        ClientsStats { clients, reading, ..self.stats }
     }
 
     /// Whether this process is the cache's.

@@ -192,6 +192,9 @@ impl Regions {
     /// [`ClientError::Pieces`].
     pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<(), ClientError> {
         let range = whole_pages(&range);
+        if mutant::on(Mutant::UnmappedStays) {
+            return Ok(());
+        }
         for part in self.parts(range.clone()) {
             let Some(old) = self.at(part.start) else { continue };
             self.remove(old.start);

@@ -475,7 +475,9 @@ impl Clients {
     /// Installs the next pieces ahead, and begins to read what is absent of them.
     fn go_ahead(&mut self, id: u64) -> std::result::Result<(), ClientError> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        client.ahead = client.ahead.take().filter(|ahead| !ahead.is_over());
+        if client.ahead.take_if(|ahead| ahead.is_over()).is_some() {
+            self.stats.ahead -= 1;
+        }
         let owner = client.owner;
         let Some(ahead) = &mut client.ahead else { return Ok(()) };
         if self.turns.owner(owner).is_some_and(|owner| owner.ahead >= AHEAD_MAX) {

@@ -22,10 +22,26 @@ pub(super) const RUN_PAGES: u64 = 128;
 pub(super) struct Snapshot {
     pub(super) file: Arc<File>,
     pub(super) pages: u64,
-    /// Those that are zeros, as far as that is known.
+    /// Those that are zeros, as the program has said: all threads have one set.
+    holes: Arc<PageSet>,
+    /// Those that are zeros, as was seen here.
     zeros: PageSet,
-    /// Those of which it is known whether they are.
+    /// Those of which it was seen whether they are.
     known: PageSet,
+}
+
+/// Which pages of a block are known to be zeros.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ZerosNear<'a> {
+    holes: Block<'a>,
+    seen: Block<'a>,
+}
+
+impl ZerosNear<'_> {
+    /// Whether `page`, which is of the block, is.
+    pub(super) fn has(self, page: u64) -> bool {
+        self.holes.has(page) || self.seen.has(page)
+    }
 }
 
 /// Adjacent pages that are in the mirror, as long as this is there: it has references to all of
@@ -60,25 +76,28 @@ impl<'a> HeldFolios<'a> {
 impl Snapshot {
     pub(super) fn new(file: &File) -> Self {
         let pages = file.len().div_ceil(PAGE_BYTES as u64);
-        let (zeros, known) = Default::default();
-        Snapshot { file: Arc::new(file.clone()), pages, zeros, known }
+        let (holes, zeros, known) = Default::default();
+        Snapshot { file: Arc::new(file.clone()), pages, holes, zeros, known }
+    }
+
+    /// The same, for another thread.
+    pub(super) fn another(&self) -> Self {
+        Snapshot { holes: self.holes.clone(), ..Self::new(&self.file) }
     }
 
     /// These pages are zeros.
     pub(super) fn add_zeros(&mut self, pages: Range<u64>) {
-        let pages = pages.start..pages.end.min(self.pages);
-        self.zeros.add_all(pages.clone());
-        self.known.add_all(pages);
+        Arc::make_mut(&mut self.holes).add_all(pages.start..pages.end.min(self.pages));
     }
 
     /// Whether it is known that `page` is zeros.
     pub(super) fn is_zero(&self, page: u64) -> bool {
-        self.zeros.has(page)
+        self.holes.has(page) || self.zeros.has(page)
     }
 
     /// Which pages of the block of `page` are known to be zeros.
-    pub(super) fn zeros_near(&self, page: u64) -> Block<'_> {
-        self.zeros.block_of(page)
+    pub(super) fn zeros_near(&self, page: u64) -> ZerosNear<'_> {
+        ZerosNear { holes: self.holes.block_of(page), seen: self.zeros.block_of(page) }
     }
 
     /// Whether `page` is zeros; `held` has it, in the mirror.
@@ -98,7 +117,7 @@ impl Snapshot {
     /// are known to be zeros, and none behind them.
     pub(super) fn around(&self, page: u64) -> Range<u64> {
         let block = around::block(page);
-        let zeros = self.zeros.block_of(page);
+        let zeros = self.zeros_near(page);
         let is_zero = |page: &u64| zeros.has(*page);
         let start = (block.start..page).rev().find(is_zero).map_or(block.start, |at| at + 1);
         let end = block.end.min(self.pages);

@@ -11,8 +11,7 @@
 //! served in turn. A turn ends after [`SLICE`]; what is left waits for the next round. In a round,
 //! an owner has the turns that fit into its slice. No step within a turn takes long by itself: it
 //! installs a bounded number of pages, or changes a few intervals. An owner that has used more than
-//! its slice has no turn until as many rounds have gone by as the time was slices. What the program
-//! does for an owner (`Clients::turn_of`) counts like a turn.
+//! its slice has no turn until as many rounds have gone by as the time was slices.
 //!
 //! # A call that blocks
 //!
@@ -201,12 +200,7 @@ impl ClientTurns {
 
     /// Whether a client of this owner has a turn in this round.
     pub(super) fn has_turn(&self, owner: u64) -> bool {
-        self.has_time(owner) && self.rests_until(owner).is_none()
-    }
-
-    /// Whether an owner has not used up its slice of this round. It may have to rest.
-    pub(super) fn has_time(&self, owner: u64) -> bool {
-        self.owners.get(&owner).is_none_or(|it| it.used < SLICE)
+        self.owners.get(&owner).is_none_or(|it| it.used < SLICE && it.rests_until.is_none())
     }
 
     /// A turn has ended. Whether the loop goes on.

@@ -1,30 +1,48 @@
-//! A file each close of which waits from `hold` on until the test lets go: one of a file system in user space
-//! (FUSE), which is told of each close, not of the last alone.
+//! A file each close and each read of which waits from `hold` on until the test lets go: one of a
+//! file system in user space (FUSE), which is told of each close, not of the last alone.
 //!
-//! While closes wait, the test has the file not open: else the start of any process would wait.
-//! The file system's threads share no descriptors with the test: so when the process is killed, the
-//! file system ends, and with that the closes that wait.
+//! While they wait, the test has the file not open: else the start of any process would wait. The
+//! file system's threads share no descriptors with the test: so when the process is killed, the
+//! file system ends, and with that whoever waits for it goes on.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
     Config, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyOpen, Request, Session,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request, Session,
 };
 
 const FILE: INodeNo = INodeNo(2);
 
-/// The closes that wait. `None`: none does.
-type Held = Arc<Mutex<Option<Vec<ReplyEmpty>>>>;
+/// The file's length: a page.
+const BYTES: usize = 4096;
+
+/// What is answered when the test lets go.
+enum Waits {
+    Close(ReplyEmpty),
+    Read(ReplyData),
+}
+
+impl Waits {
+    fn answer(self) {
+        match self {
+            Waits::Close(close) => close.ok(),
+            Waits::Read(read) => read.data(&[7; BYTES]),
+        }
+    }
+}
+
+/// Who waits. `None`: nobody does.
+type Held = Arc<Mutex<Option<Vec<Waits>>>>;
 
 /// The mounted file system.
-pub struct SlowClose {
+pub struct SlowFile {
     directory: tempfile::TempDir,
     held: Held,
     /// To let go; the answer comes when that is done.
@@ -32,7 +50,7 @@ pub struct SlowClose {
     server: Option<std::thread::JoinHandle<()>>,
 }
 
-impl SlowClose {
+impl SlowFile {
     /// Mounts it. `None`, said aloud, where that is not possible.
     pub fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
@@ -45,20 +63,25 @@ impl SlowClose {
             eprintln!("not tested: no file system in user space can be mounted here: {why}");
             return None;
         }
-        Some(SlowClose { directory, held, let_go, server: Some(server) })
+        Some(SlowFile { directory, held, let_go, server: Some(server) })
     }
 
     /// The file.
     pub fn open(&self) -> File {
-        File::open(self.directory.path().join("file")).unwrap()
+        File::open(self.path()).unwrap()
     }
 
-    /// From now on, closes wait.
+    /// Its path.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("file")
+    }
+
+    /// From now on, closes and reads wait.
     pub fn hold(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
 
-    /// No close waits any more.
+    /// Nothing waits any more.
     pub fn let_go(&self) {
         let (done, is_done) = channel();
         if self.let_go.send(done).is_ok() {
@@ -67,7 +90,7 @@ impl SlowClose {
     }
 }
 
-impl Drop for SlowClose {
+impl Drop for SlowFile {
     fn drop(&mut self) {
         self.let_go();
         let path = CString::new(self.directory.path().as_os_str().as_bytes()).unwrap();
@@ -97,9 +120,7 @@ fn serve(
     };
     mounted.send(Ok(())).expect("the same");
     for done in orders {
-        for close in held.lock().unwrap().take().into_iter().flatten() {
-            close.ok();
-        }
+        held.lock().unwrap().take().into_iter().flatten().for_each(Waits::answer);
         let _ = done.send(());
     }
     session.join().unwrap();
@@ -108,11 +129,20 @@ fn serve(
 /// The file system's side.
 struct Served(Held);
 
+impl Served {
+    fn wait(&self, waits: Waits) {
+        match &mut *self.0.lock().unwrap() {
+            Some(held) => held.push(waits),
+            None => waits.answer(),
+        }
+    }
+}
+
 fn attr(ino: INodeNo) -> FileAttr {
     let kind = if ino == FILE { FileType::RegularFile } else { FileType::Directory };
     FileAttr {
         ino,
-        size: 0,
+        size: BYTES as u64,
         blocks: 0,
         atime: UNIX_EPOCH,
         mtime: UNIX_EPOCH,
@@ -143,9 +173,20 @@ impl Filesystem for Served {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        match &mut *self.0.lock().unwrap() {
-            Some(held) => held.push(reply),
-            None => reply.ok(),
-        }
+        self.wait(Waits::Close(reply));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.wait(Waits::Read(reply));
     }
 }

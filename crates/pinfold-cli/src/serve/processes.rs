@@ -1,0 +1,310 @@
+//! The processes that are served. Each has a thread of its own, which serves the faults of all its
+//! clients (`faults.rs`): so a process for which this thread has to wait makes no other one wait,
+//! and gets no more by being many clients.
+//!
+//! A thread starts with the first client of its process. It ends with the last one, and with the
+//! reads that were begun for its faults: who leaves and comes back finds them counted.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pinfold::{ClientId, ClientMapping, Clients, ErrorKind};
+use rustix::io::Errno;
+
+use super::faults::{Command, Desk, Faults};
+use super::log::Log;
+use super::peer::Peer;
+use super::protocol::Stats;
+use super::record::Recording;
+
+/// What the server's descriptors run out of.
+pub const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
+
+/// Why a client is not served by a thread that has failed.
+pub const FAILED: &str = "the server cannot serve its faults any more: connect again";
+
+/// The most threads that stay for the reads of processes without clients.
+const WAITING_MAX: usize = 8;
+
+/// The stack of a thread.
+const STACK_BYTES: usize = 512 << 10;
+
+/// A thread that is wanted, for this process, and who waits until it is there.
+type Start = (u64, Faults, Sender<std::io::Result<()>>);
+
+/// All processes that are served.
+#[derive(Debug)]
+pub struct Processes {
+    table: Mutex<Table>,
+    /// Has no clients: for each process another one is made of it.
+    clients: Mutex<Clients>,
+    starts: Sender<Start>,
+    recording: Option<Arc<Recording>>,
+    replay: Option<Arc<[u64]>>,
+    log: Log,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    desks: HashMap<u64, Arc<Desk>>,
+    /// What threads have counted that have ended.
+    ended: Stats,
+}
+
+impl Table {
+    fn forget(&mut self, owner: u64, desk: &Arc<Desk>) {
+        if let Entry::Occupied(known) = self.desks.entry(owner)
+            && Arc::ptr_eq(known.get(), desk)
+        {
+            known.remove();
+            self.ended.add(&desk.counters());
+            (self.ended.clients, self.ended.ahead, self.ended.reading) = (0, 0, 0);
+        }
+    }
+}
+
+/// A client that is served.
+#[derive(Debug)]
+pub struct ServedClient {
+    owner: u64,
+    client: ClientId,
+    /// Of the thread by which it is. The process may have another one by now.
+    desk: Weak<Desk>,
+}
+
+/// Starts the threads. By a thread that is as urgent as they have to be: connections are not.
+#[derive(Debug)]
+pub struct Starter(Receiver<Start>);
+
+impl Starter {
+    /// As long as there are processes.
+    pub fn run(self, processes: &Arc<Processes>) {
+        for (owner, faults, done) in self.0 {
+            let processes = processes.clone();
+            let thread = std::thread::Builder::new().name("pinfold-faults".to_owned());
+            let work = move || faults.run(owner, &processes);
+            let _ = done.send(thread.stack_size(STACK_BYTES).spawn(work).map(drop));
+        }
+    }
+}
+
+/// Why the server has nothing that waits for a process.
+fn lack(why: &std::io::Error) -> String {
+    match Errno::from_io_error(why) {
+        Some(Errno::MFILE | Errno::NFILE) => NO_DESCRIPTORS.to_owned(),
+        _ => format!("the server has no descriptor for it ({why}): connect again later"),
+    }
+}
+
+impl Processes {
+    /// None yet; and who starts their threads.
+    pub fn new(clients: Clients, log: Log) -> (Self, Starter) {
+        let (starts, wanted) = channel();
+        let (table, recording, replay) = Default::default();
+        let clients = Mutex::new(clients);
+        (Processes { table, clients, starts, recording, replay, log }, Starter(wanted))
+    }
+
+    /// Records the pages that clients touch.
+    pub fn record(&mut self, recording: Recording) {
+        self.recording = Some(Arc::new(recording));
+    }
+
+    /// Installs these pages in each new client's memory.
+    pub fn replay(&mut self, pages: Vec<u64>) {
+        let pages: Arc<[u64]> = pages.into();
+        let clients = self.clients.get_mut().unwrap_or_else(PoisonError::into_inner);
+        clients.install_ahead(ClientId(0), &pages); // of no client: all get this plan
+        self.replay = Some(pages);
+    }
+
+    /// Serves a client of the process `owner`. The caller keeps a duplicate of the descriptor, as
+    /// its last close may wait.
+    ///
+    /// # Errors
+    /// As of [`Clients::add`]; the system has no thread or no descriptor for it.
+    pub fn add(
+        &self,
+        owner: u64,
+        uffd: OwnedFd,
+        mappings: Vec<ClientMapping>,
+        peer: Arc<Peer>,
+    ) -> Result<ServedClient, String> {
+        let (reply, answer) = channel();
+        let desk = {
+            let mut table = self.lock();
+            let desk = match table.desks.entry(owner) {
+                Entry::Occupied(desk) => desk.into_mut(),
+                Entry::Vacant(place) => place.insert(self.start(owner)?),
+            };
+            desk.ask(Command::Add(uffd, mappings, peer, reply));
+            Arc::downgrade(desk)
+        };
+        let added = answer.recv().map_err(|_| FAILED)?;
+        let client = added.map_err(|why| why.to_string())?;
+        Ok(ServedClient { owner, client, desk })
+    }
+
+    /// Serves a client no longer. After this its thread has nothing of it.
+    pub fn remove(&self, served: &ServedClient) {
+        let (done, is_done) = channel();
+        match self.lock().desks.get(&served.owner) {
+            Some(desk) if Weak::as_ptr(&served.desk) == Arc::as_ptr(desk) => {
+                desk.ask(Command::Remove(served.client, done));
+            }
+            _ => return, // that thread has ended
+        }
+        let _ = is_done.recv(); // an error: it has ended now
+    }
+
+    /// What all threads have counted, a moment ago.
+    pub fn stats(&self) -> Stats {
+        let table = self.lock();
+        let mut all = table.ended;
+        for desk in table.desks.values() {
+            all.add(&desk.counters());
+        }
+        all
+    }
+
+    /// Whether the thread of a process without clients ends. Then it is forgotten.
+    pub fn end(&self, owner: u64, desk: &Arc<Desk>, is_reading: bool) -> bool {
+        let mut table = self.lock();
+        if !desk.is_empty() {
+            return false;
+        }
+        let waits = |desk: &&Arc<Desk>| desk.counters().clients == 0;
+        if is_reading && table.desks.values().filter(waits).count() <= WAITING_MAX {
+            return false;
+        }
+        table.forget(owner, desk);
+        true
+    }
+
+    /// A thread has ended. Whoever still asks for something is told so.
+    pub fn ended(&self, owner: u64, desk: &Arc<Desk>) {
+        let mut table = self.lock();
+        table.forget(owner, desk);
+        desk.clear();
+    }
+
+    /// Starts the thread of a process.
+    fn start(&self, owner: u64) -> Result<Arc<Desk>, String> {
+        let desk = Arc::new(Desk::new().map_err(|why| lack(&why.into()))?);
+        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner).another();
+        let clients = clients.map_err(|why| match why.kind() {
+            ErrorKind::Eventfd { cause } => lack(cause),
+            _ => why.to_string(),
+        })?;
+        let mut faults = Faults::new(clients, desk.clone(), self.log.clone());
+        if let Some(recording) = &self.recording {
+            faults.record(recording.clone());
+        }
+        if let Some(pages) = &self.replay {
+            faults.replay(pages.clone());
+        }
+        let (done, is_done) = channel();
+        self.starts.send((owner, faults, done)).map_err(|_| FAILED)?;
+        let started = is_done.recv().map_err(|_| FAILED)?;
+        started.map_err(|why| {
+            format!("the server has no thread for it ({why}): connect again later")
+        })?;
+        Ok(desk)
+    }
+
+    /// A thread that has panicked had no half-done change of it.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold::{Cache, Options};
+    use std::os::unix::net::UnixStream;
+
+    fn processes() -> (Arc<Processes>, Starter, Arc<Peer>) {
+        let snapshot = tempfile::NamedTempFile::new().unwrap();
+        snapshot.as_file().set_len(1 << 20).unwrap();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let clients = Clients::new(&cache.open(snapshot.path()).unwrap()).unwrap();
+        let (processes, starter) = Processes::new(clients, Log::start().unwrap());
+        let (stream, _) = UnixStream::pair().unwrap();
+        (Arc::new(processes), starter, Arc::new(Peer::new(1, stream)))
+    }
+
+    #[test]
+    fn who_asks_a_thread_that_fails_is_told_so() {
+        let (processes, Starter(wanted), peer) = processes();
+        let fails = {
+            let processes = processes.clone();
+            std::thread::spawn(move || {
+                let (owner, faults, done) = wanted.recv().unwrap();
+                done.send(Ok(())).unwrap();
+                let desk = faults.desk().clone();
+                drop(faults);
+                while desk.is_empty() {
+                    std::thread::yield_now();
+                }
+                processes.ended(owner, &desk);
+            })
+        };
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        assert_eq!(processes.add(7, null, Vec::new(), peer).unwrap_err(), FAILED);
+        fails.join().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        let (stream, _) = UnixStream::pair().unwrap();
+        let peer = Arc::new(Peer::new(2, stream));
+        assert_eq!(processes.add(7, null, Vec::new(), peer).unwrap_err(), FAILED, "none starts");
+    }
+
+    #[test]
+    fn a_client_is_removed_from_its_own_thread_alone() {
+        let (processes, ..) = processes();
+        let [old, new] = [(); 2].map(|()| Arc::new(Desk::new().unwrap()));
+        let served = ServedClient { owner: 7, client: ClientId(1), desk: Arc::downgrade(&old) };
+        processes.remove(&served); // does not wait
+        drop(old);
+        processes.lock().desks.insert(7, new.clone());
+        processes.remove(&served);
+        assert!(new.is_empty(), "the process has come again, and its first client is another one");
+    }
+
+    #[test]
+    fn a_client_that_is_refused_leaves_no_thread() {
+        let (processes, starter, peer) = processes();
+        let starts = processes.clone();
+        std::thread::spawn(move || starter.run(&starts));
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        let why = processes.add(7, null, Vec::new(), peer).unwrap_err();
+        assert_eq!(why, "the descriptor is no userfaultfd, but /dev/null");
+        while !processes.lock().desks.is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(processes.stats(), Stats::default());
+    }
+
+    #[test]
+    fn few_threads_stay_for_the_reads_of_who_has_left() {
+        let (processes, _starter, _peer) = processes();
+        let owners = 0..20;
+        for owner in owners.clone() {
+            processes.lock().desks.insert(owner, Arc::new(Desk::new().unwrap()));
+        }
+        let desk = |owner: u64| processes.lock().desks.get(&owner).cloned();
+        for owner in owners.clone() {
+            processes.end(owner, &desk(owner).unwrap(), true);
+        }
+        assert_eq!(owners.clone().filter_map(desk).count(), WAITING_MAX);
+        for owner in owners {
+            if let Some(desk) = desk(owner) {
+                assert!(processes.end(owner, &desk, false), "it has read all");
+            }
+        }
+        assert!(processes.lock().desks.is_empty());
+    }
+}

@@ -20,10 +20,11 @@ use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use super::gate::{Gate, Gates};
 use super::log::{self, Log};
 use super::peer::{ENDED, Peer, PeerProcess};
-use super::processes::{NO_DESCRIPTORS, Processes, ServedClient};
-use super::protocol::{self, Messages, Reply, Request, Stats};
+use super::processes::{Processes, ServedClient};
+use super::protocol::{self, Messages, NO_DESCRIPTORS, Reply, Request, Stats};
 use super::record::Written;
 use super::socket::{self, Received};
 
@@ -44,6 +45,8 @@ pub struct Shared {
     pub bytes: u64,
     /// Those that are served.
     pub processes: Arc<Processes>,
+    /// Which of a process's connections is heard.
+    pub gates: Gates,
     /// Where lines go.
     pub log: Log,
     /// How long a client may be silent before it is served.
@@ -86,12 +89,17 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
         client: None,
     };
     let process = peer.begin().and_then(|()| peer.process());
+    let gate = shared.gates.of(process.as_ref().map_or(0, PeerProcess::owner));
     it.hears = process.is_err(); // it is told so, whatever it has said
-    let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process));
+    let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process, &gate));
     let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
         shared.processes.remove(client);
     }
+    let is_in_the_middle = it.messages.is_in_the_middle();
+    let passing = gate.pass();
+    it.messages = Messages::default(); // what is freed takes the allocator's locks
+    drop(passing);
     match ended {
         Err(why) => {
             let why = log::one_line(why);
@@ -102,7 +110,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
                 let _ = socket::send(it.peer.stream(), &reply.message(), None);
             }
         }
-        Ok(()) if it.messages.is_in_the_middle() || !it.descriptors.is_empty() => {
+        Ok(()) if is_in_the_middle || !it.descriptors.is_empty() => {
             lines.tell(format_args!("{name} has left in the middle of a message"));
         }
         Ok(()) if it.client.is_some() => lines.tell(format_args!("{name} has left")),
@@ -115,12 +123,15 @@ impl Connection<'_> {
     ///
     /// # Errors
     /// Why it is ended before.
-    fn hear(&mut self, process: &PeerProcess) -> Result<(), String> {
+    fn hear(&mut self, process: &PeerProcess, gate: &Gate) -> Result<(), String> {
         let begin = Instant::now();
+        let passing = gate.pass();
         let mut buf = vec![0; RECEIVE_BYTES];
+        drop(passing);
         // Ends: with the connection, at the latest when the process ends that has connected.
         loop {
             let has_ended = self.wait(process, begin)?;
+            let _passing = gate.pass();
             let received = match socket::receive(self.peer.stream(), &mut buf) {
                 Ok(received) => received,
                 Err(Errno::AGAIN) if has_ended => return Err(ENDED.to_owned()),

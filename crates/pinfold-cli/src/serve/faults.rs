@@ -5,79 +5,22 @@
 //! It waits for the process, whose memory the kernel locks for each installation; nobody else waits
 //! for it.
 
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use pinfold::{ClientError, ClientEvent, ClientId, ClientMapping, Clients, ClientsStats};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use pinfold::{ClientEvent, ClientId, Clients, ClientsStats};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::desk::{Command, Desk, Desks};
 use super::log::Log;
 use super::peer::Peer;
-use super::processes::{FAILED, Processes};
+use super::protocol::FAILED;
 use super::record::Recording;
 
 /// Lines about pages that could not be read, for one client.
 const FAILURES_TOLD: u64 = 8;
-
-/// What a connection asks for.
-#[derive(Debug)]
-pub enum Command {
-    /// Serve this client.
-    Add(OwnedFd, Vec<ClientMapping>, Arc<Peer>, Sender<Result<ClientId, ClientError>>),
-    /// Serve it no longer.
-    Remove(ClientId, Sender<()>),
-}
-
-/// What the thread shares with those that ask.
-#[derive(Debug)]
-pub struct Desk {
-    commands: Mutex<VecDeque<Command>>,
-    /// Counts what was asked since the thread looked.
-    wakes: OwnedFd,
-    /// What the thread has counted, a moment ago.
-    counters: Mutex<ClientsStats>,
-}
-
-/// A thread that has panicked had no half-done change of it.
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Desk {
-    /// # Errors
-    /// The system gives no eventfd.
-    pub fn new() -> Result<Self, Errno> {
-        let wakes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Desk { commands: Mutex::default(), wakes, counters: Mutex::default() })
-    }
-
-    /// Asks for something.
-    pub fn ask(&self, command: Command) {
-        lock(&self.commands).push_back(command);
-        // It cannot be full.
-        let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.wakes, &1_u64.to_ne_bytes()));
-    }
-
-    /// Nothing of what was asked for is done: who asks is told so, by the end of the channel.
-    pub fn clear(&self) {
-        let commands = std::mem::take(&mut *lock(&self.commands));
-        drop(commands);
-    }
-
-    /// Whether nobody asks for anything.
-    pub fn is_empty(&self) -> bool {
-        lock(&self.commands).is_empty()
-    }
-
-    /// What the thread has counted.
-    pub fn counters(&self) -> ClientsStats {
-        *lock(&self.counters)
-    }
-}
 
 /// What the thread has.
 #[derive(Debug)]
@@ -115,8 +58,8 @@ impl Faults {
     }
 
     /// Serves until the process has no clients any more.
-    pub fn run(self, owner: u64, processes: &Processes) {
-        let mut running = Running { faults: self, owner, processes };
+    pub fn run(self, owner: u64, desks: &Desks) {
+        let mut running = Running { faults: self, owner, desks };
         // Ends: when it is not wanted any more, or the system fails.
         while !running.is_over() {
             if let Err(error) = running.faults.turn() {
@@ -132,16 +75,13 @@ impl Faults {
             tv_sec: wait.as_secs().cast_signed(),
             tv_nsec: wait.subsec_nanos().into(),
         });
-        let mut fds = [
-            PollFd::new(&self.clients, PollFlags::IN),
-            PollFd::new(&self.desk.wakes, PollFlags::IN),
-        ];
+        let mut fds =
+            [PollFd::new(&self.clients, PollFlags::IN), PollFd::new(&*self.desk, PollFlags::IN)];
         match poll(&mut fds, wait.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("waiting for clients"),
         }
         if fds[1].revents().contains(PollFlags::IN) {
-            let _ = rustix::io::read(&self.desk.wakes, &mut [0_u8; 8]); // asked by nobody else
             self.hear();
         }
         for event in self.clients.work() {
@@ -154,8 +94,7 @@ impl Faults {
 
     /// Does what was asked for until now.
     fn hear(&mut self) {
-        let commands = std::mem::take(&mut *lock(&self.desk.commands));
-        for command in commands {
+        for command in self.desk.take() {
             // Who asks may have ended: nobody wants the answers.
             match command {
                 Command::Add(uffd, mappings, peer, reply) => {
@@ -184,7 +123,7 @@ impl Faults {
     }
 
     fn count(&self) {
-        *lock(&self.desk.counters) = self.clients.stats();
+        self.desk.count(&self.clients.stats());
     }
 
     fn tell(&mut self, event: ClientEvent) {
@@ -225,14 +164,14 @@ impl Faults {
 struct Running<'a> {
     faults: Faults,
     owner: u64,
-    processes: &'a Processes,
+    desks: &'a Desks,
 }
 
 impl Running<'_> {
     /// Whether it ends: the process has no clients, and nobody asks for one.
     fn is_over(&self) -> bool {
         let ClientsStats { clients, reading, .. } = self.faults.clients.stats();
-        clients == 0 && self.processes.end(self.owner, &self.faults.desk, reading > 0)
+        clients == 0 && self.desks.end(self.owner, &self.faults.desk, reading > 0)
     }
 }
 
@@ -242,6 +181,6 @@ impl Drop for Running<'_> {
         for (peer, _) in self.faults.peers.values() {
             peer.end(FAILED.to_owned());
         }
-        self.processes.ended(self.owner, &self.faults.desk);
+        self.desks.ended(self.owner, &self.faults.desk);
     }
 }

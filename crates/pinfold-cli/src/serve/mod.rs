@@ -9,7 +9,9 @@
 //! | `connection.rs` | a connection, in its own thread |
 //! | `peer.rs` | the other side of a connection, and its process |
 //! | `processes.rs` | the processes that are served, each by a thread |
+//! | `gate.rs` | which of a process's connections is heard |
 //! | `faults.rs` | the thread that serves the faults of a process |
+//! | `desk.rs` | where that thread is asked for something |
 //! | `log.rs` | lines on standard error |
 //! | `protocol.rs` | messages |
 //! | `socket.rs` | bytes and descriptors over a socket |
@@ -21,7 +23,9 @@
 //! How faults are served is the library's: `crates/pinfold/src/map/clients/`.
 
 pub mod connection;
+pub mod desk;
 pub mod faults;
+pub mod gate;
 pub mod guest;
 mod holes;
 mod listen;
@@ -43,6 +47,7 @@ use clap::Args;
 use pinfold::{Cache, Clients, Options};
 
 use self::connection::Shared;
+use self::gate::Gates;
 use self::log::Log;
 use self::processes::Processes;
 use self::record::{Recorder, Recording, Written};
@@ -182,9 +187,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         processes.record(Recording::start(recorder, known, &written, log.clone())?);
     }
     let silence = Duration::from_secs_f64(args.silence);
-    let (processes, bytes, lines) = (Arc::new(processes), memory_bytes, log.clone());
-    let shared =
-        Shared { cache, memory, bytes, processes: processes.clone(), log: lines, silence, written };
+    let processes = Arc::new(processes);
+    let shared = Shared {
+        cache,
+        memory,
+        bytes: memory_bytes,
+        processes: processes.clone(),
+        gates: Gates::default(),
+        log: log.clone(),
+        silence,
+        written,
+    };
     ignore_limit_signal();
     let door = Door::new(listener, shared, server::allow_descriptors())?;
     let thread = std::thread::Builder::new().name("pinfold-door".to_owned());

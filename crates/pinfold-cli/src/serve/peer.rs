@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::processes::NO_DESCRIPTORS;
+use super::protocol::NO_DESCRIPTORS;
 
 /// The type of the file system whose inodes are processes (`PID_FS_MAGIC`).
 const PID_FS: u64 = 0x5049_4446;

@@ -5,29 +5,19 @@
 //! A thread starts with the first client of its process. It ends with the last one, and with the
 //! reads that were begun for its faults: who leaves and comes back finds them counted.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pinfold::{ClientId, ClientMapping, Clients, ErrorKind};
 use rustix::io::Errno;
 
-use super::faults::{Command, Desk, Faults};
+use super::desk::{Command, Desk, Desks};
+use super::faults::Faults;
 use super::log::Log;
 use super::peer::Peer;
-use super::protocol::Stats;
+use super::protocol::{FAILED, NO_DESCRIPTORS, Stats};
 use super::record::Recording;
-
-/// What the server's descriptors run out of.
-pub const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
-
-/// Why a client is not served by a thread that has failed.
-pub const FAILED: &str = "the server cannot serve its faults any more: connect again";
-
-/// The most threads that stay for the reads of processes without clients.
-const WAITING_MAX: usize = 8;
 
 /// The stack of a thread.
 const STACK_BYTES: usize = 512 << 10;
@@ -38,32 +28,13 @@ type Start = (u64, Faults, Sender<std::io::Result<()>>);
 /// All processes that are served.
 #[derive(Debug)]
 pub struct Processes {
-    table: Mutex<Table>,
+    desks: Arc<Desks>,
     /// Has no clients: for each process another one is made of it.
     clients: Mutex<Clients>,
     starts: Sender<Start>,
     recording: Option<Arc<Recording>>,
     replay: Option<Arc<[u64]>>,
     log: Log,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    desks: HashMap<u64, Arc<Desk>>,
-    /// What threads have counted that have ended.
-    ended: Stats,
-}
-
-impl Table {
-    fn forget(&mut self, owner: u64, desk: &Arc<Desk>) {
-        if let Entry::Occupied(known) = self.desks.entry(owner)
-            && Arc::ptr_eq(known.get(), desk)
-        {
-            known.remove();
-            self.ended.add(&desk.counters());
-            (self.ended.clients, self.ended.ahead, self.ended.reading) = (0, 0, 0);
-        }
-    }
 }
 
 /// A client that is served.
@@ -81,11 +52,11 @@ pub struct Starter(Receiver<Start>);
 
 impl Starter {
     /// As long as there are processes.
-    pub fn run(self, processes: &Arc<Processes>) {
+    pub fn run(self, processes: &Processes) {
         for (owner, faults, done) in self.0 {
-            let processes = processes.clone();
+            let desks = processes.desks.clone();
             let thread = std::thread::Builder::new().name("pinfold-faults".to_owned());
-            let work = move || faults.run(owner, &processes);
+            let work = move || faults.run(owner, &desks);
             let _ = done.send(thread.stack_size(STACK_BYTES).spawn(work).map(drop));
         }
     }
@@ -103,9 +74,9 @@ impl Processes {
     /// None yet; and who starts their threads.
     pub fn new(clients: Clients, log: Log) -> (Self, Starter) {
         let (starts, wanted) = channel();
-        let (table, recording, replay) = Default::default();
+        let (desks, recording, replay) = Default::default();
         let clients = Mutex::new(clients);
-        (Processes { table, clients, starts, recording, replay, log }, Starter(wanted))
+        (Processes { desks, clients, starts, recording, replay, log }, Starter(wanted))
     }
 
     /// Records the pages that clients touch.
@@ -134,15 +105,8 @@ impl Processes {
         peer: Arc<Peer>,
     ) -> Result<ServedClient, String> {
         let (reply, answer) = channel();
-        let desk = {
-            let mut table = self.lock();
-            let desk = match table.desks.entry(owner) {
-                Entry::Occupied(desk) => desk.into_mut(),
-                Entry::Vacant(place) => place.insert(self.start(owner)?),
-            };
-            desk.ask(Command::Add(uffd, mappings, peer, reply));
-            Arc::downgrade(desk)
-        };
+        let command = Command::Add(uffd, mappings, peer, reply);
+        let desk = Arc::downgrade(&self.desks.ask(owner, command, || self.start(owner))?);
         let added = answer.recv().map_err(|_| FAILED)?;
         let client = added.map_err(|why| why.to_string())?;
         Ok(ServedClient { owner, client, desk })
@@ -151,44 +115,15 @@ impl Processes {
     /// Serves a client no longer. After this its thread has nothing of it.
     pub fn remove(&self, served: &ServedClient) {
         let (done, is_done) = channel();
-        match self.lock().desks.get(&served.owner) {
-            Some(desk) if Weak::as_ptr(&served.desk) == Arc::as_ptr(desk) => {
-                desk.ask(Command::Remove(served.client, done));
-            }
-            _ => return, // that thread has ended
+        let remove = Command::Remove(served.client, done);
+        if self.desks.ask_at(served.owner, served.desk.as_ptr(), remove) {
+            let _ = is_done.recv(); // an error: it has ended now
         }
-        let _ = is_done.recv(); // an error: it has ended now
     }
 
     /// What all threads have counted, a moment ago.
     pub fn stats(&self) -> Stats {
-        let table = self.lock();
-        let mut all = table.ended;
-        for desk in table.desks.values() {
-            all.add(&desk.counters());
-        }
-        all
-    }
-
-    /// Whether the thread of a process without clients ends. Then it is forgotten.
-    pub fn end(&self, owner: u64, desk: &Arc<Desk>, is_reading: bool) -> bool {
-        let mut table = self.lock();
-        if !desk.is_empty() {
-            return false;
-        }
-        let waits = |desk: &&Arc<Desk>| desk.counters().clients == 0;
-        if is_reading && table.desks.values().filter(waits).count() <= WAITING_MAX {
-            return false;
-        }
-        table.forget(owner, desk);
-        true
-    }
-
-    /// A thread has ended. Whoever still asks for something is told so.
-    pub fn ended(&self, owner: u64, desk: &Arc<Desk>) {
-        let mut table = self.lock();
-        table.forget(owner, desk);
-        desk.clear();
+        self.desks.stats()
     }
 
     /// Starts the thread of a process.
@@ -213,11 +148,6 @@ impl Processes {
             format!("the server has no thread for it ({why}): connect again later")
         })?;
         Ok(desk)
-    }
-
-    /// A thread that has panicked had no half-done change of it.
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -250,7 +180,7 @@ mod tests {
                 while desk.is_empty() {
                     std::thread::yield_now();
                 }
-                processes.ended(owner, &desk);
+                processes.desks.ended(owner, &desk);
             })
         };
         let null = std::fs::File::open("/dev/null").unwrap().into();
@@ -269,7 +199,10 @@ mod tests {
         let served = ServedClient { owner: 7, client: ClientId(1), desk: Arc::downgrade(&old) };
         processes.remove(&served); // does not wait
         drop(old);
-        processes.lock().desks.insert(7, new.clone());
+        let command = |client| Command::Remove(ClientId(client), channel().0);
+        let start = || Ok::<_, ()>(new.clone());
+        processes.desks.ask(7, command(1), start).unwrap();
+        new.take();
         processes.remove(&served);
         assert!(new.is_empty(), "the process has come again, and its first client is another one");
     }
@@ -282,29 +215,9 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap().into();
         let why = processes.add(7, null, Vec::new(), peer).unwrap_err();
         assert_eq!(why, "the descriptor is no userfaultfd, but /dev/null");
-        while !processes.lock().desks.is_empty() {
+        while !processes.desks.is_empty() {
             std::thread::yield_now();
         }
         assert_eq!(processes.stats(), Stats::default());
-    }
-
-    #[test]
-    fn few_threads_stay_for_the_reads_of_who_has_left() {
-        let (processes, _starter, _peer) = processes();
-        let owners = 0..20;
-        for owner in owners.clone() {
-            processes.lock().desks.insert(owner, Arc::new(Desk::new().unwrap()));
-        }
-        let desk = |owner: u64| processes.lock().desks.get(&owner).cloned();
-        for owner in owners.clone() {
-            processes.end(owner, &desk(owner).unwrap(), true);
-        }
-        assert_eq!(owners.clone().filter_map(desk).count(), WAITING_MAX);
-        for owner in owners {
-            if let Some(desk) = desk(owner) {
-                assert!(processes.end(owner, &desk, false), "it has read all");
-            }
-        }
-        assert!(processes.lock().desks.is_empty());
     }
 }

@@ -26,6 +26,11 @@ const MAPPINGS_MAX: usize = 1024;
 
 const PAGE_BYTES: u64 = 4096;
 
+/// Why a client is not served that has done nothing wrong.
+pub const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
+/// The same, by a thread that has failed.
+pub const FAILED: &str = "the server cannot serve its faults any more: connect again";
+
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {

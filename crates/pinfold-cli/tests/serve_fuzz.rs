@@ -437,7 +437,9 @@ fn an_honest_client_goes_on_beside_any_other() {
             let neighbour = (*what == "neighbour").then(|| Neighbour::start(&server));
             moves(&server, &mut Pcg64::seed_from_u64(seed));
             let took = faults(&server, FAULTS, TIME);
-            neighbour.map(Neighbour::end);
+            if let Some(neighbour) = neighbour {
+                neighbour.end();
+            }
             let (median, slow) = (took[took.len() / 2], took[took.len() * 99 / 100]);
             println!("seed {seed}, beside {what}: median {median:?}, 99 of 100 {slow:?}");
             all.extend(took);

@@ -1,5 +1,6 @@
 //! Which of several servers has a socket.
 
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 mod ground;
 
 use std::os::unix::net::UnixListener;

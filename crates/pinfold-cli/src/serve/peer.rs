@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FsWord;
 use rustix::io::Errno;
 
 use super::protocol::NO_DESCRIPTORS;
 
 /// The type of the file system whose inodes are processes (`PID_FS_MAGIC`).
-const PID_FS: u64 = 0x5049_4446;
+const PID_FS: FsWord = 0x5049_4446;
 
 /// The other side of a connection, as all threads see it.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl Peer {
             Err(why) => return Err(format!("its process cannot be found: {why}")),
         };
         // Since Linux 6.9. No two processes have the same, as long as the system runs.
-        let is_number = rustix::fs::fstatfs(&fd).is_ok_and(|it| it.f_type as u64 == PID_FS);
+        let is_number = rustix::fs::fstatfs(&fd).is_ok_and(|it| it.f_type == PID_FS);
         let number = rustix::fs::fstat(&fd).ok().filter(|_| is_number).map(|it| it.st_ino);
         Ok(PeerProcess { fd: Some(fd), owner: number.unwrap_or(user) })
     }

@@ -86,7 +86,7 @@ const PARTS: [Part; 13] = [
     },
     Part {
         name: "mutants",
-        what: "every mutant that the stress or the simulation can see",
+        what: "every mutant that the stress, the simulation or the server's fuzzer can see",
         long: true,
         needs: &[],
         run: every_mutant,
@@ -251,9 +251,11 @@ fn stress_mutants(sh: &Shell, arguments: &[&str]) -> Result<()> {
 
 fn every_mutant(sh: &Shell) -> Result<()> {
     stress_mutants(sh, &["--ignored", "--nocapture", "every_mutant"])?;
-    // Those of what is evicted, which a simulation sees.
-    let caught = "the_mutants_are_caught";
-    Ok(cmd!(sh, "cargo test -p pinfold-cli --features mutants --lib {caught}").run()?)
+    // Those of what is evicted, which a simulation sees, and of the page server.
+    for run in [["--lib", "the_mutants_are_caught"], ["--test", "serve_fuzz"]] {
+        cmd!(sh, "cargo test -p pinfold-cli --features mutants {run...}").run()?;
+    }
+    Ok(())
 }
 
 /// The cache's protocols under loom, and whole caches under shuttle: builds of their own, in

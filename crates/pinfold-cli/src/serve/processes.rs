@@ -5,11 +5,12 @@
 //! A thread starts with the first client of its process. It ends with the last one, and with the
 //! reads that were begun for its faults: who leaves and comes back finds them counted.
 
+use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use pinfold::{ClientId, ClientMapping, Clients, ErrorKind};
+use pinfold::{ClientId, ClientMapping, Clients};
 use rustix::io::Errno;
 
 use super::desk::{Command, Desk, Desks};
@@ -130,9 +131,9 @@ impl Processes {
     fn start(&self, owner: u64) -> Result<Arc<Desk>, String> {
         let desk = Arc::new(Desk::new().map_err(|why| lack(&why.into()))?);
         let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner).another();
-        let clients = clients.map_err(|why| match why.kind() {
-            ErrorKind::Eventfd { cause } => lack(cause),
-            _ => why.to_string(),
+        let clients = clients.map_err(|why| {
+            let cause = why.source().and_then(|cause| cause.downcast_ref());
+            cause.map_or_else(|| why.to_string(), lack)
         })?;
         let mut faults = Faults::new(clients, desk.clone(), self.log.clone());
         if let Some(recording) = &self.recording {

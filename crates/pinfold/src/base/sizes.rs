@@ -87,7 +87,7 @@ sizes! {
     /// all of them, however often they are read again.
     RETREATS_MAX: u32 = 16, loom 16, shuttle 2;
 
-    /// How long a future may take from being woken to being polled until the reclaiming thread
+    /// How long a future may take from being woken to being polled until the daemon
     /// wakes the next one of its line, too. No time passes in a model: whoever is woken may be
     /// passed over at once.
     UNPOLLED: std::time::Duration = std::time::Duration::from_millis(20),

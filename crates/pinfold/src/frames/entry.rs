@@ -16,11 +16,11 @@
 //! | table's own frame | frozen | odd | 0 | none | none, for ever |
 //! | free, first of a free block | frozen | odd | order + 1 | stale | the allocator |
 //! | free, inside a free block | frozen | odd | 0 | stale | the allocator |
-//! | held: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun` |
+//! | reserved: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun` |
 //! | tail of a folio | frozen | odd | 0 | stale | the head's owner |
 //! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler |
 //! | live | 1 or more | even | 0 | set | shared |
-//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
+//! | live, bytes changing in place (of models only: nothing writes yet) | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
 //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
 //! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
@@ -36,12 +36,12 @@
 //! |---|---|---|---|
 //! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before the table is shared |
 //! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.hand_out(1)` last | `Frames::alloc` |
-//! | free | held, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
-//! | held | filling | as free to filling | `HeldRun::into_folio` |
+//! | free | reserved, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
+//! | reserved | filling | as free to filling | `HeldRun::into_folio` |
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where only pins use the folio |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer (`models/writer.rs`; docs/design.md says how it will be), holding the mapping's `change` mutex |
 //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
 //! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation, having finished |
 //! | frozen for change | being freed | out of the index, `forget_identity` | eviction; migration, of the old folio |
@@ -416,7 +416,7 @@ impl Frame {
         self.flags.store(0, Ordering::Relaxed);
         self.set_uses(0);
         self.set_fresh();
-        // Last. Only here in `frame` is the frozen bit cleared: a release store that pairs with the
+        // Last. Only here in `frames/` is the frozen bit cleared: a release store that pairs with the
         // acquire of a successful `try_get`, and wipes the additions of losers.
         self.count.hand_out(1);
     }

@@ -66,7 +66,7 @@ impl<const BITS: u32> Lookup<BITS> {
         // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
         // index does.
         let word = unsafe { &*word };
-        // Relaxed, here and below: hints, see the head of the file.
+        // Relaxed, here and below: hints, see the head of `directory.rs`.
         let entry = Entry(word.load(Ordering::Relaxed));
         if !self.memory.is_node(entry) {
             return Some((entry.frame_or_none_such(), false));

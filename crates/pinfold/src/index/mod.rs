@@ -2,7 +2,7 @@
 //! readers that hold nothing, neither a lock nor RCU.
 //!
 //! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
-//! still the right one (`frame/`), which thread may change a file (its mutex), which page to evict
+//! still the right one (`frames/`), which thread may change a file (its mutex), which page to evict
 //! (policy).
 //!
 //! It stands on `frames/` and `base/`. A file uses only those in the rows below it.

@@ -303,9 +303,9 @@ pub(crate) async fn bring<'a>(
     let (mut again, mut waits) = (false, AccessWaits::default());
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
     let bringing = bringing(&handle.core, pages, waiter).await;
-    // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
-    // it smaller. It makes it smaller once: no lent memory is too much in pieces for a folio of one
-    // page. It drops it to wait for lent memory, which patience bounds. Otherwise others drop it.
+    // Ends: each iteration but the first follows one whose folio was split or dropped. `ready` splits
+    // it at most once: no lent memory is too much in pieces for a folio of one page. `ready` drops it
+    // only to wait for lent memory, which patience bounds. Otherwise another thread has dropped it.
     loop {
         handle.check_page(page)?;
         let alone = again && !mutant::on(Mutant::BringLargeAgain);
@@ -683,7 +683,7 @@ fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> 
         drop(changing);
         match split {
             Ok(Ok(woken)) => drop(woken),
-            Ok(Err(InUse::Dirty)) => {}
+            Ok(Err(InUse::NotClean)) => {}
             Ok(Err(InUse::Busy | InUse::Pinned | InUse::Borrowed)) => {
                 freeze::drop_clean(core, mapping, pages);
             }

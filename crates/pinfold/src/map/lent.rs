@@ -117,7 +117,7 @@ pub(crate) async fn wait_for_lent(
                 core.pressure.wait_for_progress(seen, NAP_MAX);
             }
         }
-        // What could be evicted was, and the reclaiming thread is at work.
+        // What could be evicted was, and the daemon is at work.
         Waiter::Task(rests) => rests.rest(TASK_NAP).await,
     }
     Ok(())

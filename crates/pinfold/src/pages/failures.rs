@@ -1,5 +1,5 @@
-//! Errors of failed fills, kept for the threads that waited for them. `fill` stores them, `core`
-//! frees folios. And those of a batch's reads, kept for the batch (`many`).
+//! Errors of failed fills, kept for the threads that waited for them: `fill` stores them, `core` frees
+//! folios. Also the errors of a batch's reads, kept for the batch (`many`).
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -117,7 +117,7 @@ impl Handle {
 
     /// What [`Stream`] asks for: the cache's credit, and what became of pages that were read ahead.
     /// May be wrong: it takes no lock, and holds nothing.
-    pub(crate) fn read_ahead(&self) -> (&Credit, impl Fn(Range<u64>) -> Unread) {
+    pub(crate) fn credit_and_unread(&self) -> (&Credit, impl Fn(Range<u64>) -> Unread) {
         (&self.core.credit, |pages| self.unread(pages))
     }
 
@@ -159,7 +159,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // A forked child does not take the stream's mutex.
         if self.core.owner.is_here() {
-            self.stream.end(self.mapping.len_bytes(), self.read_ahead());
+            self.stream.end(self.mapping.len_bytes(), self.credit_and_unread());
         }
     }
 }

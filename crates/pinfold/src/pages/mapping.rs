@@ -207,7 +207,7 @@ impl Mapping {
         matches!(self.identity, Some(FileIdentity { key: FileKey::File(_), .. }))
     }
 
-    /// Whether it is this one.
+    /// Whether the mapping is of the file `file`.
     pub(crate) fn is_file(&self, file: FileId) -> bool {
         self.identity.as_ref().is_some_and(|identity| identity.key == FileKey::File(file))
     }

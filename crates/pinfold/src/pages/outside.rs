@@ -28,7 +28,7 @@
 //! | `let_go_of_kept` | who needs a folio without users | none |
 //! | `offer`, `next_in_turn`, `offer_no_more`, `end_turns` | eviction, step 1 | none |
 //! | `write_dirty`, `stays_dirty` | eviction, steps 8 and 9 | none |
-//! | `take_run_back`, `keep_some_free` | who wants memory; the reclaiming thread | none |
+//! | `take_run_back`, `keep_some_free` | who wants memory; the daemon | none |
 //!
 //! With a `change` mutex held, an answer reads no source, allocates no frame, and takes only locks
 //! that are taken after that mutex (`pages/mapping.rs`). Without one, it may evict.

@@ -411,8 +411,8 @@ impl StreamState {
         self.last = n;
     }
 
-    /// The run has come to `page`, and so many of the pages that were read ahead before it are not
-    /// used: whether most of them are.
+    /// The run has come to `page`, and `unused` of the pages that were read ahead before it were not
+    /// used. True if those are few enough for the window to stay.
     fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64, all: &Credit) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };

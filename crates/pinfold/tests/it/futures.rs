@@ -870,7 +870,7 @@ fn a_turn_of_a_batch_is_used_or_given_on() {
     assert!(poll(get.as_mut(), &waker).is_pending());
     drop(held);
     // Each wakes the next. Before it was mended, the turns of the batch were lost, and each took a
-    // look of the reclaiming thread.
+    // look of the daemon.
     let mut polls = 0;
     let since = Instant::now();
     let got = loop {

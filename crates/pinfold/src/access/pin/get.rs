@@ -22,7 +22,7 @@
 //! 3. free the old frames.
 //!
 //! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
-//! If another thread holds the folio, the move is retried for [`PATIENCE`], which begins after the
+//! If another thread holds the folio, the move is retried for [`MOVE_PATIENCE`], which begins after the
 //! read; then it is an error.
 
 use std::cell::Cell;
@@ -50,7 +50,7 @@ use super::run::{PinnedRun, PinnedRuns};
 use super::{PinnedRange, too_many};
 
 /// How long a pin waits for the holders of a folio that has to move.
-const PATIENCE: Duration = Duration::from_millis(500);
+const MOVE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How many pages one look-up pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,7 +317,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             Moved::Gone => {}
             Moved::Held { offset, bytes, word, borrowed } => {
                 let since = held_since.get().unwrap_or_else(Instant::now);
-                if since.elapsed() <= PATIENCE {
+                if since.elapsed() <= MOVE_PATIENCE {
                     held_since.set(Some(since));
                     core.let_go_of_kept(|_| true);
                     breathe();
@@ -468,7 +468,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 
-    use super::PATIENCE;
+    use super::MOVE_PATIENCE;
     use crate::error::Cause;
     use crate::source::{Memory, Source};
     use crate::{Cache, Hint, Options};
@@ -504,14 +504,14 @@ mod tests {
             let pins = scope.spawn(|| (file.pin(8192..8193).unwrap_err(), Instant::now()));
             begun.recv().unwrap();
             let held = handle.core.hold(&handle.mapping, 2).expect("it is on its way");
-            std::thread::sleep(PATIENCE + PATIENCE / 2); // the read is slow
+            std::thread::sleep(MOVE_PATIENCE + MOVE_PATIENCE / 2); // the read is slow
             let read = Instant::now();
             end.send(()).unwrap();
             let (error, failed) = pins.join().unwrap();
             drop(held);
             let Cause::PinHeld { waited_ms, .. } = *error.cause() else { panic!("{error:?}") };
             let waited = Duration::from_millis(waited_ms);
-            assert!(PATIENCE <= waited, "{waited:?}");
+            assert!(MOVE_PATIENCE <= waited, "{waited:?}");
             assert!(waited <= failed - read, "the read counts: {waited:?}, {:?}", failed - read);
         });
     }

@@ -89,7 +89,7 @@ fn who_is_woken_by_the_drop_of_a_copy_finds_its_share_free() {
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; 64 << 20]))).unwrap();
     let core = cache.core().clone();
     let thread = std::thread::current().id();
-    // Ends: unless the reclaiming thread is the first to wake it, each time.
+    // Ends: unless the daemon is the first to wake it, each time.
     loop {
         let kept = file.bytes(1..5 * MIB).unwrap();
         assert!(core.pressure.copied.pages() > 0);

@@ -380,7 +380,7 @@ fn access_in_pieces() -> crate::Result<()> {
     Ok(())
 }
 
-/// Whether it becomes true while the reclaiming thread ends what it is at.
+/// Whether it becomes true while the daemon ends what it is at.
 fn soon(mut is_true: impl FnMut() -> bool) -> bool {
     let since = std::time::Instant::now();
     // Ends: after so long at most.

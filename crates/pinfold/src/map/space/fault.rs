@@ -2,7 +2,7 @@
 //! moment at which the access can be repeated.
 //!
 //! The steps, and in which order the locks are taken. What a page needs to be there is not here
-//! (the mirror's `look` and `bring`), nor who is called if it cannot be.
+//! (`map/lend.rs`, and for own memory `anon/bring.rs`; `Target` in `core.rs` finds which), nor who is called if it cannot be.
 //!
 //! # States of a fault
 //!

@@ -1,7 +1,7 @@
 //! The fourth way in: files as memory, larger than the budget.
 //!
 //! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a
-//! file. A page that is in the file's mirror (`mirror/`) is mapped by the kernel alone; this folder
+//! file. A page that is in the file's mirror (`mapped/mirror/`) is mapped by the kernel alone; this folder
 //! is about the accesses to the others.
 //!
 //! | file | subject |

@@ -81,8 +81,8 @@ pub(crate) struct Mirror {
     bytes: Mutex<u64>,
     /// Places that are not the index's.
     owned: Mutex<Places>,
-    /// The owned place with number n becomes free: the one with number n modulo their number is
-    /// notified. So few threads are woken that wait for another one.
+    /// When the owned place with number n becomes free, `freed[n % BEDS]` is notified. So few threads
+    /// are woken that wait for another place.
     freed: [Condvar; BEDS],
     punching: Mutex<()>,
     /// Where maps have it; not the view.
@@ -513,8 +513,8 @@ impl Owned {
     }
 }
 
-/// Makes one of two places where that says so of the pages between. They are in the order of the
-/// file.
+/// Joins neighbouring places, which are in the order of the file, where `joins` is true of the pages
+/// between them.
 fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
     places.dedup_by(|next, one| {
         let joined = joins(&(one.end..next.start));

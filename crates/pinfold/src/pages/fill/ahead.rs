@@ -27,13 +27,13 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     }
     let pages = held.frame().identity().pages();
     let end = pages.end;
-    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.read_ahead());
+    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.credit_and_unread());
     start_ahead(reader, end, plan);
 }
 
 /// What to read where `page` is missed by a reader that wants `bytes` bytes from there on.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize) -> Plan {
-    reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.read_ahead())
+    reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.credit_and_unread())
 }
 
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:

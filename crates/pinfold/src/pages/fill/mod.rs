@@ -82,9 +82,9 @@ fn get_as<'a>(
     let core = &reader.core;
     core.check_owner()?;
     let (mut alone, mut exactly) = (None, false);
-    // Ends: each turn that does not return was undone by an invalidation, or lost a race for the
-    // page and then looks it up under the mapping's mutex, or followed a read that had what others
-    // want. Of these only the first may be its own.
+    // Ends: each iteration that does not return was undone by an invalidation, or lost a race for the
+    // page and then looks it up under the mapping's mutex, or follows a failed read of more than this
+    // reader wants. At most one such read was begun by this reader, which then reads alone.
     loop {
         let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),

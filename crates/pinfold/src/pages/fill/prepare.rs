@@ -205,7 +205,7 @@ fn name(reader: &Handle, page: u64, order: Order, head: FrameNumber) {
     frame.set_identity(Identity { mapping: reader.mapping.id, index: page, order });
 }
 
-/// Puts it there.
+/// Inserts the folio into the index, and takes the filler's reference.
 fn insert_under_change(
     reader: &Handle,
     changing: &mut Changing<'_>,
@@ -220,7 +220,7 @@ fn insert_under_change(
     Ok(Filling { head, page, order })
 }
 
-/// It is there.
+/// After an insert.
 fn inserted(reader: &Handle, filling: &Filling) {
     let core = &reader.core;
     if mutant::on(Mutant::EvenBeforeRead) {
@@ -229,7 +229,8 @@ fn inserted(reader: &Handle, filling: &Filling) {
     core.counters.count(Event::FillStarted);
 }
 
-/// It is not: there is another folio, or there is no memory. The reference stays the caller's.
+/// After a failed insert: another folio has the page, or there was no memory for an index node. The
+/// caller's reference stays.
 fn not_inserted(reader: &Handle, head: FrameNumber, order: Order) {
     let core = &reader.core;
     core.pressure.fill_ends(&reader.mapping.on_its_way, order.frames());

@@ -200,7 +200,7 @@ fn freeze_there(
     let may_be_dirty =
         to == To::Move && core.is_outside(changing.mapping()) && !mutant::on(Mutant::DirtyStays);
     if !may_be_dirty && !core.is_clean(changing, page) && !mutant::on(Mutant::LoseDirty) {
-        return Err(InUse::Dirty);
+        return Err(InUse::NotClean);
     }
     users::freeze(frame)
 }

@@ -6,8 +6,8 @@
 //! | a pin | `pins` of the count | the frozen bit |
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
-//! A map is no user: it shows what is outside of the arena, from where folios leave with their pages
-//! (`pages/outside.rs`). Nothing is written to a page of a file that is mapped.
+//! A map is no user: when a hollow folio is evicted, its pages are taken out of every map
+//! (`pages/outside.rs`). Nothing writes to the pages of files yet, mapped or not.
 //!
 //! Belongs here: the freeze of a folio by its count, the scan of the slots, the thaw of a frozen
 //! folio, and what becomes of one that left its file while it was in use ([`let_go`]). The other files
@@ -31,15 +31,15 @@ pub(crate) enum InUse {
     Pinned,
     /// A reader has announced it.
     Borrowed,
-    /// Its bytes are newer than the source's, and must be written first.
-    Dirty,
+    /// Its bytes are newer than the source's, or are being written there.
+    NotClean,
 }
 
 impl InUse {
     /// What the policy is told of a folio that stays for this reason.
     pub(crate) fn answer(self) -> Answer {
         match self {
-            InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
+            InUse::Busy | InUse::Borrowed | InUse::NotClean => Answer::Busy,
             InUse::Pinned => Answer::Pinned,
         }
     }

@@ -1,4 +1,4 @@
-//! The bell of the reclaiming thread: wakes it, and ends it.
+//! The bell of the daemon: wakes it, and ends it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
 
-/// A request to the reclaiming thread.
+/// A request to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DaemonRequest {
     Sleep,
@@ -14,7 +14,7 @@ enum DaemonRequest {
     End,
 }
 
-/// Wakes the reclaiming thread, and ends it.
+/// Wakes the daemon, and ends it.
 #[derive(Debug)]
 pub(crate) struct Bell {
     ring: Arc<(Mutex<DaemonRequest>, Condvar)>,
@@ -36,12 +36,12 @@ impl Bell {
         Listener(self.ring.clone())
     }
 
-    /// Sets the reclaiming thread, which is joined when the bell is dropped.
+    /// Sets the daemon, which is joined when the bell is dropped.
     pub(crate) fn is_heard_by(&self, thread: JoinHandle<()>) {
         *self.thread.lock() = Some(thread);
     }
 
-    /// Wakes the reclaiming thread: fewer frames are free than should be.
+    /// Wakes the daemon: fewer frames are free than should be.
     pub(crate) fn ring(&self) {
         let (ring, wake) = &*self.ring;
         let mut ring = ring.lock();
@@ -51,7 +51,7 @@ impl Bell {
         }
     }
 
-    /// Ends the reclaiming thread and joins it.
+    /// Ends the daemon and joins it.
     pub(crate) fn end(&self) {
         let (ring, wake) = &*self.ring;
         *ring.lock() = DaemonRequest::End;

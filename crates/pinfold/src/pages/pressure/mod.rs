@@ -8,7 +8,7 @@
 //! | `mod.rs` | the levels, and waiting until one changes |
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
 //! | `claims.rs` | what the claims come to, where futures are not polled |
-//! | `bell.rs` | waking and ending the reclaiming thread |
+//! | `bell.rs` | waking and ending the daemon |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
@@ -74,7 +74,7 @@ struct Progress {
 /// The state of a cache's memory use.
 #[derive(Debug)]
 pub(crate) struct Pressure {
-    /// Below this many free frames the reclaiming thread is woken.
+    /// Below this many free frames the daemon is woken.
     pub(crate) low_frames: u32,
     /// It evicts until this many frames are free.
     pub(crate) high_frames: u32,
@@ -231,7 +231,8 @@ impl Pressure {
         move || progress.step(0, Claim::default())
     }
 
-    /// The number of calls of `progress` so far.
+    /// How many steps of progress there were so far: `progress`, `release`, and workers that became
+    /// free.
     pub(crate) fn progress_seen(&self) -> u64 {
         self.progress.lock().times
     }
@@ -328,7 +329,7 @@ impl Pressure {
     }
 
     /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
-    /// meanwhile is woken by the next step, or by the reclaiming thread.
+    /// meanwhile is woken by the next step, or by the daemon.
     pub(crate) fn unclaim(&self, file: u32, claim: Claim) {
         self.progress.lock().give_up(file, claim);
     }

@@ -24,7 +24,7 @@
 //! that was woken and is not polled is passed over, too: the next batch that asks is the keeper
 //! from then on. The one before learns that when it is polled, and drops its guards.
 //!
-//! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
+//! As a put of a guard is no progress that anybody notes, the daemon wakes one from time
 //! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
 //! and are not polled.
 
@@ -39,7 +39,7 @@ use crate::base::sizes::UNPOLLED;
 /// Who waits for memory, and for what.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// How often memory was freed or a fill ended.
+    /// How often memory or a claim was given back, a fill ended, or a worker became free.
     pub(super) times: u64,
     /// By the number of the file. A line without futures and claims is removed.
     pub(super) lines: BTreeMap<u32, Line>,

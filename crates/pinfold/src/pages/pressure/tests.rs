@@ -185,7 +185,7 @@ fn who_is_not_polled_is_passed_over_whatever_other_files_do() {
     assert_eq!(woken(), [1, 0, 0, 0]);
     for _ in 0..10 {
         std::thread::sleep(UNPOLLED + UNPOLLED / 4);
-        pressure.wake_first(); // as the reclaiming thread does, every 20 ms at most
+        pressure.wake_first(); // as the daemon does, every 20 ms at most
         // The first of 8 is polled at once, and refused, as there is no memory.
         if !pressure.is_queued(8, turns[2], Waker::noop()) {
             let again = (Refused::NoMemory, pressure.progress_seen());

@@ -6,8 +6,9 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the registry: records, the scan of all slots |
-//! | `barrier.rs` | the fence between announcing and freezing |
 //! | `deferred.rs` | folios that left their file while they were announced |
+//!
+//! The fence between announcing and freezing is `base/barrier.rs`.
 //!
 //! # A slot's word
 //!
@@ -257,11 +258,11 @@ impl Readers {
     /// Cost: one membarrier for all folios together, and a line per reader; one fence if there is
     /// no reader.
     pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
-        // SeqCst: pairs with the fence in `register`, for the load of `high`.
+        // SeqCst: pairs with the fence in `take`, for the load of `high`.
         if !mutant::on(Mutant::ScanUnfenced) {
             fence(Ordering::SeqCst);
         }
-        // Acquire: pairs with the release in `register` and `leave`.
+        // Acquire: pairs with the release in `take` and `leave`.
         if heads.is_empty() || self.high.load(Ordering::Acquire) == 0 || mutant::on(Mutant::NoScan)
         {
             return Announced::NONE;
@@ -291,7 +292,7 @@ impl Readers {
             // Release: pairs with the acquire in `barrier`.
             self.fenced.store(true, Ordering::Release);
         }
-        // Acquire: pairs with the release in `leave`. `register` adds no more of them.
+        // Acquire: pairs with the release in `leave`. `take` adds no more of them.
         self.unfenced.load(Ordering::Acquire) == 0
     }
 

@@ -93,8 +93,8 @@ pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
 
 /// Step 1: which folios go next, of about `pages` pages.
 fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) -> Vec<Candidate> {
-    // Ends: what the policy offers is bounded by the sweep's effort, and makes turns come; each other
-    // turn takes from one of these.
+    // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it is.
+    // Only what the policy offers, which is bounded by that effort, makes it a piece's turn.
     loop {
         // Folios that go together have their turn first, in whole batches.
         let together = core.next_in_turn(turns, FOLIOS_AT_ONCE);
@@ -103,7 +103,7 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
         }
         let mut folios: Vec<Candidate> = Vec::new();
         let mut offered = 0;
-        // Ends: the same.
+        // Ends: as the outer loop.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
             // The policy offers some. A hollow folio is the last of them: it may go with others.
             let most = FOLIOS_AT_ONCE - folios.len();
@@ -136,7 +136,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     // 8. What is dirty stays. What of it is outside is written, here or by others. What was written
     //    here goes through the steps once more, and stays if it has become dirty again. (Of files,
     //    the writing will be started here.)
-    let is_dirty = |(_, why): &&(Candidate, InUse)| *why == InUse::Dirty;
+    let is_dirty = |(_, why): &&(Candidate, InUse)| *why == InUse::NotClean;
     let dirty: Vec<Candidate> = stayed.iter().filter(is_dirty).map(|(folio, _)| *folio).collect();
     let mut on_their_way = 0;
     if !dirty.is_empty() {
@@ -152,7 +152,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     //    not stand before what is clean again and again: they are as good as pinned.
     for (folio, why) in stayed {
         let mapping = || batch.mappings().iter().find(|it| it.id == folio.identity.mapping);
-        let lasts = why == InUse::Dirty && mapping().is_some_and(|it| core.stays_dirty(it));
+        let lasts = why == InUse::NotClean && mapping().is_some_and(|it| core.stays_dirty(it));
         let answer = if lasts { Answer::Pinned } else { why.answer() };
         core.residency.stays(&core.frames, sweep, folio.head, answer);
     }

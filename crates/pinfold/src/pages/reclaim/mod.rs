@@ -16,7 +16,8 @@
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
 //!
-//! The arena *is* the budget: everything in it is data, the frame table, or slabs of index nodes.
+//! The arena *is* the budget: everything in it is data, the frame table with the ghosts, or slabs of
+//! index nodes.
 //! So the budget holds at every instant, and eviction only decides who gets memory.
 
 #[cfg(any(test, feature = "testing"))]

@@ -84,6 +84,10 @@ mutants! {
     // ---- of sources that hang ----
     /// The first folio of a thread or a future is brought whatever its file has on its way.
     FirstUnbounded,
+    /// Each file has its least and all copies that it wants, however many sources hang.
+    HungUnbounded,
+    /// A copy that its file keeps waiting keeps its place before those of other files.
+    CopyKeepsTurn,
 
     // ---- of mirrors ----
     /// A copy takes single pages of others out of its place.
@@ -218,6 +222,10 @@ mutants! {
     PartIsWhole,
     /// Pages before a mark count as used, whether they were or not.
     SkippedIsUsed,
+    /// What was read ahead of a run that is over stays.
+    OverStays,
+    /// All that maps show counts as used.
+    MapsUseAll,
     /// The window stays as large where pages are gone before they are used.
     LostKeepsWindow,
     /// Pages around an absent one are read wherever memory is free.

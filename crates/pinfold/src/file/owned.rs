@@ -220,8 +220,9 @@ impl OwnedBytes {
     ///
     /// # Errors
     /// The file is shorter by now.
-    fn copy(handle: &Handle, copied: Copied, got: usize, wanted: &Range<u64>) -> Result<Self> {
+    fn copy(handle: &Handle, mut copied: Copied, got: usize, wanted: &Range<u64>) -> Result<Self> {
         let len = (wanted.end - wanted.start) as usize;
+        copied.is_read();
         if got < len {
             handle.check_has(wanted, wanted.start + got as u64)?;
         }

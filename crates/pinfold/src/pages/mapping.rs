@@ -75,10 +75,8 @@ pub(crate) struct Mapping {
     pub(crate) backing: Backing,
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     pub(crate) mapped: MappedOfFile,
-    /// What of it is being filled.
+    /// What of it is being read.
     pub(crate) on_its_way: OnItsWay,
-    /// How many of its folios' reads have ended. Not from `crate::base::sync`: only time depends on it.
-    pub(crate) reads_ended: std::sync::atomic::AtomicU64,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
@@ -410,7 +408,6 @@ impl Mappings {
             backing,
             mapped: MappedOfFile::default(),
             on_its_way: OnItsWay::default(),
-            reads_ended: 0.into(),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),

@@ -1,7 +1,8 @@
 //! Waiting for memory for a copy, without a thread: [`copy_memory`].
 //!
 //! It queues (`pressure/queue.rs`), and holds nothing meanwhile. All that want a copy queue in one
-//! line, whatever their files: the first one tries, and the others wait for their turn. No other
+//! line, whatever their files: the first one tries, and the others wait for their turn. One whose
+//! file has enough copies on their way goes to the end of the line: its source may hang. No other
 //! futures wait behind that line: there may be memory for them, though other copies, or guards,
 //! leave too little for a copy. What they bring can be evicted for it.
 
@@ -47,20 +48,24 @@ impl Room<'_> {
             let (may_try, seen) = core.pressure.claim(line, 0, self.turn.is_some());
             let mut why = Refused::Behind;
             if may_try.is_ok() {
-                let place = (&**mapping, self.page);
-                if let Some(copied) = allocate_copy(core, place, self.bytes, false)? {
-                    if let Some(turn) = self.turn.take() {
-                        core.pressure.served(COPIES, turn);
+                let tried = allocate_copy(core, (mapping, self.page), self.bytes, false)?;
+                why = match tried {
+                    Ok(copied) => {
+                        if let Some(turn) = self.turn.take() {
+                            core.pressure.served(COPIES, turn);
+                        }
+                        return Poll::Ready(Ok(copied));
                     }
-                    return Poll::Ready(Ok(copied));
-                }
+                    Err(Refused::NoMemory) if !mutant::on(Mutant::CopyBeforeAll) => {
+                        Refused::OwnFile
+                    }
+                    Err(why) => why,
+                };
                 let patience = self.patience.get_or_insert_with(|| Patience::new(core));
                 if patience.is_over_for_copy(core) {
                     let shortage = reclaim::shortage(core, self.bytes as u64);
                     return Poll::Ready(Err(shortage.of(mapping, self.page)));
                 }
-                let before_all = mutant::on(Mutant::CopyBeforeAll);
-                why = if before_all { Refused::NoMemory } else { Refused::OwnFile };
             }
             let to = (COPIES, self.turn);
             let queued = core.pressure.queue(to, (why, seen), Claim::default(), waker);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
-use crate::base::sync::Ordering;
 use crate::base::wait;
 use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
@@ -299,8 +298,7 @@ fn land(
         core.retire(mapping);
     }
     if !refused {
-        // Relaxed: a count.
-        mapping.reads_ended.fetch_add(1, Ordering::Relaxed);
+        mapping.on_its_way.read_ended();
         core.pressure.progress();
     }
 }

@@ -131,6 +131,71 @@ fn a_source_that_hangs_has_a_quarter_of_the_cache_however_it_is_read() {
     assert!(caught.0 > BUDGET / 4 && caught.1 < WAYS.len(), "the mutant does nothing: {caught:?}");
 }
 
+/// How many of the ways in get something of a source that answers, and has answered before, while many
+/// others hang: each is read by a thread, by a way. `first`: the first page of each is there.
+fn beside_many_that_hang(
+    (name, way): (&str, Way),
+    sources: usize,
+    first: bool,
+    mutant: Option<Mutant>,
+) -> usize {
+    let cache = cache();
+    let (other, _) = file(&cache, "other", true);
+    other.get(0).map(drop).unwrap();
+    let hung: Vec<_> = (0..sources).map(|n| file(&cache, &format!("{n}"), first)).collect();
+    for (file, gate) in hung.iter().filter(|_| first) {
+        file.get(0).map(drop).unwrap();
+        *gate.open.lock().unwrap() = false;
+        gate.calls.store(0, Ordering::SeqCst);
+    }
+    let refused = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (file, _) in &hung {
+            let (cache, refused) = (&cache, &refused);
+            scope.spawn(move || {
+                if let Err(error) = mutant::with(mutant, || way(cache, file, 0)) {
+                    assert!(matches!(error.cause(), Cause::NoMemory { .. }), "{error:?}");
+                    refused.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let waits = |(_, gate): &&(File, Arc<Gate>)| gate.calls.load(Ordering::SeqCst) > 0;
+        // Ends: each thread waits in its source, or is refused.
+        while hung.iter().filter(waits).count() + refused.load(Ordering::SeqCst) < sources {
+            std::thread::yield_now();
+        }
+        let got = WAYS.iter().enumerate().filter(|(n, (other_name, way))| {
+            let at = (*n as u64 + 1) << 30;
+            // Copies have a part of the memory of their own.
+            (first && *other_name == name)
+                || (0..20).all(|k| way(&cache, &other, at + (k << 20)).is_ok())
+        });
+        let got = got.count();
+        for (_, gate) in &hung {
+            gate.open();
+        }
+        got
+    })
+}
+
+#[test]
+fn many_sources_that_hang_leave_something_to_one_that_answers() {
+    for way in WAYS {
+        assert_eq!(beside_many_that_hang(way, 200, false, None), WAYS.len(), "{}", way.0);
+    }
+    assert_eq!(beside_many_that_hang(WAYS[0], 1000, false, None), WAYS.len());
+    let caught = beside_many_that_hang(WAYS[0], 200, false, Some(Mutant::HungUnbounded));
+    assert!(caught < WAYS.len(), "the mutant does nothing: {caught}");
+}
+
+#[test]
+fn copies_that_are_being_read_leave_something_to_a_source_that_answers() {
+    let bytes = *WAYS.iter().find(|(name, _)| *name == "bytes").unwrap();
+    assert_eq!(beside_many_that_hang(bytes, 200, true, None), WAYS.len());
+    let caught = beside_many_that_hang(bytes, 200, true, Some(Mutant::HungUnbounded));
+    assert!(caught < WAYS.len(), "the mutant does nothing: {caught}");
+}
+
 /// A thread that finds enough on its way waits for that, and for nothing else.
 #[test]
 fn who_waits_for_its_own_file_goes_on_when_a_read_of_it_ends() {

@@ -6,6 +6,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the levels, and waiting until one changes |
+//! | `on_its_way.rs` | what is being read, and how much of it each file may have |
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
 //! | `claims.rs` | what the claims come to, where futures are not polled |
 //! | `bell.rs` | waking and ending the daemon |
@@ -14,6 +15,7 @@
 
 mod bell;
 mod claims;
+mod on_its_way;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -33,35 +35,15 @@ use crate::frames::Order;
 use bell::Bell;
 pub(crate) use bell::Listener;
 pub(crate) use claims::Claim;
+#[cfg(not(loom))]
+pub(crate) use on_its_way::CopyCounts;
+use on_its_way::Shares;
+pub(crate) use on_its_way::{Need, OnItsWay};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Share, Turn};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
-
-/// Frames of folios that are being filled.
-#[derive(Debug, Default)]
-pub(crate) struct OnItsWay(AtomicU32);
-
-impl OnItsWay {
-    /// How many they are.
-    pub(crate) fn frames(&self) -> u32 {
-        // Relaxed: a level.
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Who waits for a folio that is to be filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Nobody; or somebody who then asks for each page of it that has not come.
-    Nobody,
-    /// A thread or a future, for its first page.
-    First,
-    /// A thread within a call of a source, for its first page. A fill that is under way waits for
-    /// this thread, so the thread must not wait for a fill; there are no more of them than fills.
-    InASource,
-}
 
 /// Steps of progress, and who waits for one.
 #[derive(Debug)]
@@ -86,12 +68,7 @@ pub(crate) struct Pressure {
     progress: Arc<Progress>,
     /// The round of the futures' claims, as it was when it was last asked for.
     round: AtomicU32,
-    /// Of all files.
-    on_its_way: OnItsWay,
-    /// Half of the cache.
-    on_its_way_max: u32,
-    /// What each file may have on its way, whatever others have: see [`Self::fill_begins`].
-    on_its_way_least: u32,
+    shares: Shares,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
     /// Held by the thread that makes a large block free. Taken under no other lock.
@@ -144,9 +121,7 @@ impl Pressure {
             bell: Bell::new(),
             progress: Arc::default(),
             round: AtomicU32::new(0),
-            on_its_way: OnItsWay::default(),
-            on_its_way_max: frames / 2,
-            on_its_way_least: (frames / 256).max(1),
+            shares: Shares::new(frames),
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
@@ -156,7 +131,7 @@ impl Pressure {
     }
 
     /// For a model, with these watermarks (0: none) and this number of pages that a thread without
-    /// memory evicts at a time. What is waited for may be on its way as long as there is memory.
+    /// memory evicts at a time.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(crate) fn model(
         frames: u32,
@@ -164,60 +139,40 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        let base = Pressure { on_its_way_least: frames, ..Pressure::new(frames, Order::MAX) };
-        // A quarter of a whole cache's few frames is one: here it is half, for a batch's groups.
-        let on_its_way_max = if cfg!(shuttle) { frames } else { base.on_its_way_max };
-        Pressure { low_frames, high_frames, order_max, direct_pages, on_its_way_max, ..base }
+        let base = Pressure::new(frames, Order::MAX);
+        let shares = Shares::model(frames);
+        Pressure { low_frames, high_frames, order_max, direct_pages, shares, ..base }
     }
 
     /// Counts a folio of `order` as on its way, of a file that has `of_file`; false if that has
     /// enough. Called before there is memory for the folio, so that what many threads begin at once
-    /// is bounded, too. [`Self::fill_ends`] takes it back.
-    ///
-    /// A source that hangs must neither take the memory of all others nor keep them from reading
-    /// ahead. So a file may have as much on its way as half of the cache has left for that: one file
-    /// alone has at most a quarter of the cache. If the sources of `n` files hang, each has an
-    /// `n + 1`th of the half, and others have as much. What somebody waits for (`need`) may be
-    /// a 256th of the cache in each file, or a page, even if others have the half.
+    /// is bounded, too. [`Self::fill_ends`] takes it back. `on_its_way.rs` says how much a file may
+    /// have.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
-        let frames = order.frames();
-        // Relaxed, here and below: the level of all files; the file's own orders it.
-        self.on_its_way.0.fetch_add(frames, Ordering::Relaxed);
-        let more = |own: u32| {
-            let most = self.most_on_its_way(self.on_its_way.frames(), need);
-            Some(own + frames).filter(|own| *own <= most)
-        };
-        // Acquire and release pair with each other: who sees a folio in the file's level sees it in
-        // that of all files.
-        let begins = of_file.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
-        if !begins {
-            self.on_its_way.0.fetch_sub(frames, Ordering::Relaxed);
-        }
-        begins
-    }
-
-    /// Frames that one file may have on its way where all have `all`.
-    fn most_on_its_way(&self, all: u32, need: Need) -> u32 {
-        let left = self.on_its_way_max.saturating_sub(all);
-        match need {
-            Need::Nobody => left,
-            Need::First => left.max(self.on_its_way_least),
-            Need::InASource => u32::MAX,
-        }
+        self.shares.fill_begins(of_file, order, need)
     }
 
     /// Notes that so many frames are on their way no more: the fill has ended, successfully or not,
     /// or was not begun.
     pub(crate) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
-        for level in [&self.on_its_way, of_file] {
-            level.0.fetch_sub(frames, Ordering::Relaxed);
-        }
+        self.shares.fill_ends(of_file, frames);
+    }
+
+    /// Counts a copy of so many pages that is to be read; `None` if its file has enough of them.
+    #[cfg(not(loom))]
+    pub(crate) fn copy_begins(&self, of_file: &OnItsWay, pages: u32) -> Option<CopyCounts> {
+        self.shares.copy_begins(of_file, pages)
+    }
+
+    /// Notes that the copy was read, or will not be.
+    #[cfg(not(loom))]
+    pub(crate) fn copy_ends(&self, of_file: &OnItsWay, counts: CopyCounts) {
+        self.shares.copy_ends(of_file, counts);
     }
 
     /// Whether a file has so much on its way that not even a page that somebody waits for may come.
     pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
-        let [all, own] = self.on_their_way(of_file);
-        own + 1 > self.most_on_its_way(all + 1, Need::First)
+        self.shares.is_enough(of_file)
     }
 
     /// Notes that something was freed or became evictable.
@@ -256,9 +211,9 @@ impl Pressure {
         pages: u32,
         queues: bool,
     ) -> (Result<Claim, Refused>, u64) {
-        let on_their_way = self.on_their_way(of_file);
+        let on_their_way = self.shares.on_their_way(of_file);
         let mut queue = self.progress.lock();
-        queue.claim((file, pages), queues, on_their_way, self.on_its_way_max)
+        queue.claim((file, pages), queues, on_their_way, self.shares.each_max)
     }
 
     /// The future that has this claim is polled. Cost: a load, unless a round has ended.
@@ -269,15 +224,10 @@ impl Pressure {
         }
     }
 
-    /// Frames on their way of all files, and of one.
-    fn on_their_way(&self, of_file: &OnItsWay) -> [u32; 2] {
-        [&self.on_its_way, of_file].map(OnItsWay::frames)
-    }
-
     /// What the futures of a file bring, and may bring.
     pub(crate) fn share(&self, file: u32, of_file: &OnItsWay) -> Share {
-        let on_their_way = self.on_their_way(of_file);
-        self.progress.lock().share(file, on_their_way, self.on_its_way_max)
+        let on_their_way = self.shares.on_their_way(of_file);
+        self.progress.lock().share(file, on_their_way, self.shares.each_max)
     }
 
     /// Pages that all futures have a claim to, and those of the file.
@@ -294,7 +244,7 @@ impl Pressure {
 
     /// Whether a claim of so many pages is one that is granted to one future of a file alone.
     pub(crate) fn is_large(&self, pages: u32) -> bool {
-        pages > self.on_its_way_max / 2
+        pages > self.shares.each_max / 2
     }
 
     /// Whether a batch may wait for memory with its guards: if so, it is the only one, until

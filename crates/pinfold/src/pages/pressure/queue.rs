@@ -10,6 +10,7 @@
 //! | is new | tries, unless its file has a line, or some line waits for memory: then it queues |
 //! | is woken and gets what it wants | leaves, and wakes the next: there may be more |
 //! | is woken and is refused | keeps its place; if its file alone is why, the next line tries |
+//! | is refused for copies of its file that are being read | goes to the end of its line |
 //! | is dropped after it was woken | leaves, and wakes the next |
 //! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
@@ -123,6 +124,8 @@ pub(crate) enum Refused {
     /// For what its own file has on its way, or does not get; or it wants a copy. Others may be
     /// luckier.
     OwnFile,
+    /// For copies of its own file that are being read: those behind it in its line may be luckier.
+    OwnCopies,
     /// There is no memory.
     NoMemory,
 }
@@ -345,7 +348,9 @@ impl Queue {
         self.last += 1;
         let new = Turn(self.last);
         let line = self.lines.entry(file).or_default();
-        let at = turn.and_then(|turn| line.at(turn)).filter(|_| !mutant::on(Mutant::RefusedLast));
+        let goes_last = why == Refused::OwnCopies && !mutant::on(Mutant::CopyKeepsTurn);
+        let goes_last = goes_last || mutant::on(Mutant::RefusedLast);
+        let at = turn.and_then(|turn| line.at(turn)).filter(|_| !goes_last);
         let turn = if let (Some(turn), Some(at)) = (turn, at) {
             line.polled(at);
             line.queue[at].1 = QueuedState::Sleeps(waker);

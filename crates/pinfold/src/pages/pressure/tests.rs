@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pinfold_testing::waker::Counted;
 
-use super::{Claim, Need, OnItsWay, Order, Pressure, Refused, Turn};
+use super::{Claim, CopyCounts, Need, OnItsWay, Order, Pressure, Refused, Turn};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::{ROUND, UNPOLLED};
 
@@ -134,6 +134,24 @@ fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
         .expect("no progress");
     pressure.served(7, turns[1]);
     assert!(!pressure.is_queued(7, turns[0], Waker::noop()), "it is woken first");
+}
+
+/// Who is woken, after the first of two that want copies was refused for those of its own file.
+fn woken_after_own_copies() -> [usize; 2] {
+    let (pressure, turns, woken) = queued([7; 2], Refused::OwnFile);
+    pressure.progress();
+    let again = (Refused::OwnCopies, pressure.progress_seen());
+    let (_, waker) = Counted::waker();
+    pressure.queue((7, Some(turns[0])), again, Claim::default(), &waker).expect("no progress");
+    pressure.progress();
+    woken()
+}
+
+#[test]
+fn a_copy_that_its_own_file_keeps_waiting_keeps_no_other_waiting() {
+    assert_eq!(woken_after_own_copies(), [1, 1]);
+    let caught = mutant::with(Some(Mutant::CopyKeepsTurn), woken_after_own_copies);
+    assert_eq!(caught, [1, 0], "the mutant does nothing");
 }
 
 #[test]
@@ -321,8 +339,9 @@ fn sources_that_hang_leave_half_of_the_cache_to_others() {
     let of_file = OnItsWay::default();
     assert!(!pressure.enough_on_its_way(&of_file), "others go on");
     let rest = on_their_way(&pressure, 60, Need::First);
-    assert!(rest.iter().all(|&frames| frames >= 8), "each has a 256th: {rest:?}");
-    assert!(pressure.on_its_way.frames() <= 1024 + 61 * 8);
+    assert!(rest[..16].iter().all(|&frames| frames >= 8), "each has a 256th: {rest:?}");
+    assert!(rest.iter().all(|&frames| frames >= 2), "{rest:?}");
+    assert!(all_on_their_way(&pressure) <= 1024 + 61 * 8);
     assert_eq!(on_their_way(&pressure, 1, Need::Nobody), [0], "nothing is read ahead");
     let pressure = Pressure::new(256, Order::MAX);
     let rest = on_their_way(&pressure, 20, Need::First);
@@ -346,5 +365,60 @@ fn a_burst_is_bounded() {
     });
     let [one, two] = of_files.each_ref().map(OnItsWay::frames);
     assert!(one + two <= 1024 && one <= 512 && two <= 512, "{one} {two}");
-    assert_eq!(pressure.on_its_way.frames(), one + two);
+    assert_eq!(all_on_their_way(&pressure), one + two);
+}
+
+fn all_on_their_way(pressure: &Pressure) -> u32 {
+    pressure.shares.on_their_way(&OnItsWay::default())[0]
+}
+
+/// What all have on their way if a thousand sources hang, each of which has answered before or not;
+/// and whether one may read that has answered, and has answered all.
+fn beside_a_thousand(known: bool) -> (u32, bool) {
+    let pressure = Pressure::new(2048, Order::MAX);
+    let of_files: Vec<_> = (0..1000).map(|_| OnItsWay::default()).collect();
+    for of_file in &of_files {
+        if known {
+            of_file.read_ended();
+        }
+        for order in [5, 3, 0].map(|order| Order::new(order).unwrap()) {
+            pressure.fill_begins(of_file, order, Need::First);
+        }
+    }
+    let healthy = OnItsWay::default();
+    healthy.read_ended();
+    (all_on_their_way(&pressure), pressure.fill_begins(&healthy, Order::MIN, Need::First))
+}
+
+#[test]
+fn a_thousand_sources_that_hang_leave_something_to_those_that_answer() {
+    assert_eq!(beside_a_thousand(false), (1664, true));
+    assert_eq!(beside_a_thousand(true), (1920, false), "these have answered, too");
+    let (all, _) = mutant::with(Some(Mutant::HungUnbounded), || beside_a_thousand(false));
+    assert!(all > 2048, "the mutant does nothing: {all}");
+}
+
+#[test]
+fn copies_of_sources_that_hang_are_bounded() {
+    let pressure = Pressure::new(2048, Order::MAX);
+    let of_files: Vec<_> = (0..200).map(|_| OnItsWay::default()).collect();
+    let begun = of_files.iter().map(|of_file| pressure.copy_begins(of_file, 100));
+    let begun: Vec<_> = begun.collect();
+    let counted = begun.iter().filter(|it| matches!(it, Some(CopyCounts::Pages(100)))).count();
+    assert_eq!(begun.iter().flatten().count(), counted + 1, "one is alone");
+    assert!((8..=10).contains(&counted), "{counted}");
+    // What is read of them has a part of its own.
+    let read = of_files.iter().filter(|it| pressure.fill_begins(it, Order::MIN, Need::First));
+    assert_eq!(read.count(), 200);
+    for (of_file, counts) in of_files.iter().zip(begun) {
+        if let Some(counts) = counts {
+            pressure.copy_ends(of_file, counts);
+        }
+    }
+    let one = OnItsWay::default();
+    assert_eq!(pressure.copy_begins(&one, 512), Some(CopyCounts::Pages(512)));
+    assert_eq!(pressure.copy_begins(&one, 600), Some(CopyCounts::Alone), "it has a quarter");
+    assert_eq!(pressure.copy_begins(&of_files[1], 1900), None);
+    pressure.copy_ends(&one, CopyCounts::Alone);
+    assert_eq!(pressure.copy_begins(&of_files[1], 1900), Some(CopyCounts::Alone));
 }

@@ -14,7 +14,9 @@
 //! is outside.
 //!
 //! Folios of copies have no mapping, as slabs of index nodes have none: nothing evicts or moves
-//! them. What all copies have is limited as pins are, so that something is left to read with.
+//! them. What all copies have is limited as pins are, so that something is left to read with. Until
+//! its bytes were read, a copy also counts as on its way from its file (`pressure/on_its_way.rs`): the
+//! read may never end.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -33,6 +35,7 @@ use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES};
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
+use crate::pages::pressure::{CopyCounts, Refused};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -40,6 +43,8 @@ mod tests;
 /// Memory of the budget, until it is dropped. Its bytes are initialised.
 #[derive(Debug)]
 pub(crate) struct Copied {
+    /// How it counts for its file, until it was read.
+    reading: Option<(Arc<Mapping>, CopyCounts)>,
     heads: Vec<FrameNumber>,
     /// Pages of these folios.
     got: u32,
@@ -59,18 +64,19 @@ unsafe impl Send for CopyMapping {}
 // SAFETY: as above.
 unsafe impl Sync for CopyMapping {}
 
-/// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
-/// some; without, `None` if there is none at once.
+/// Memory for a copy of `bytes` bytes of a file, at least one. With `needed`, evicts and waits until
+/// there is some; without, says why there is none at once: [`Refused::OwnCopies`] if the file has
+/// enough on its way.
 ///
 /// # Errors
 /// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
 /// be; [`ErrorKind::System`] if the system refuses the mapping; [`ErrorKind::Forked`].
 pub(crate) fn allocate_copy(
     core: &Arc<Core>,
-    (mapping, page): (&Mapping, u64),
+    (mapping, page): (&Arc<Mapping>, u64),
     bytes: usize,
     needed: bool,
-) -> Result<Option<Copied>> {
+) -> Result<std::result::Result<Copied, Refused>> {
     core.check_owner()?;
     let none = |shortage: Shortage| shortage.of(mapping, page);
     let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
@@ -79,17 +85,22 @@ pub(crate) fn allocate_copy(
         return Err(none(shortage(core, bytes as u64)));
     }
     let (heads, core_too) = (Vec::new(), core.clone());
-    let mut copied = Copied { heads, got: 0, counted: 0, outside: None, bytes, core: core_too };
+    let (reading, outside) = (None, None);
+    let mut copied = Copied { reading, heads, got: 0, counted: 0, outside, bytes, core: core_too };
     let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
     let mut evicted = 0;
     // Ends: when there is enough, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
+        let mut why = Refused::OwnCopies;
         // If others have all that copies may have, nothing that is evicted is of any use.
-        if copied.count(pages, most) {
+        if copied.counts_for(mapping, pages) && {
+            why = Refused::NoMemory;
+            copied.count(pages, most)
+        } {
             // Adjacent pages are worth evicting twice as much.
             if copied.grow(pages, evicted > 2 * pages)? {
-                return Ok(Some(copied));
+                return Ok(Ok(copied));
             }
             let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
             let evict = if needed { evict } else { evict_at_once };
@@ -99,13 +110,13 @@ pub(crate) fn allocate_copy(
                 continue;
             }
             if copied.grow(pages, true)? {
-                return Ok(Some(copied));
+                return Ok(Ok(copied));
             }
             // Another one may want what this one has, and have what this one wants.
             copied.let_go(Core::give_back);
         }
         if !needed {
-            return Ok(None);
+            return Ok(Err(why));
         }
         if patience.is_over_for_copy(core) {
             return Err(none(shortage(core, bytes as u64)));
@@ -116,6 +127,27 @@ pub(crate) fn allocate_copy(
 }
 
 impl Copied {
+    /// Counts it as on its way, unless the file has enough.
+    fn counts_for(&mut self, mapping: &Arc<Mapping>, pages: u32) -> bool {
+        if self.reading.is_none() {
+            let counts = self.core.pressure.copy_begins(&mapping.on_its_way, pages);
+            self.reading = counts.map(|counts| (mapping.clone(), counts));
+        }
+        self.reading.is_some()
+    }
+
+    /// All of its bytes were read.
+    pub(crate) fn is_read(&mut self) {
+        self.counts_no_more();
+        self.core.pressure.progress();
+    }
+
+    fn counts_no_more(&mut self) {
+        if let Some((mapping, counts)) = self.reading.take() {
+            self.core.pressure.copy_ends(&mapping.on_its_way, counts);
+        }
+    }
+
     /// Counts `pages` pages for it, unless all copies together had more than `most` then.
     fn count(&mut self, pages: u32, most: u32) -> bool {
         if self.counted == 0 && !mutant::on(Mutant::CopyUncounted) {
@@ -168,8 +200,9 @@ impl Copied {
     /// Gives back what it has.
     fn let_go(&mut self, put: fn(&Core, FrameNumber)) {
         self.outside = None; // first: the arena and this together have no more than the budget
-        // Before the puts, each of which may wake one that waits for this share. Whoever counts it
+        // Before the puts, each of which may wake one that waits for these shares. Whoever counts it
         // now may find the memory not free yet: then the puts wake that one.
+        self.counts_no_more();
         self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
         for head in self.heads.drain(..) {
             put(&self.core, head);

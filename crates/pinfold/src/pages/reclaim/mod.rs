@@ -41,7 +41,6 @@ use pinfold_policy::SweepCounts;
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::BLOCK_ORDER_MIN;
-use crate::base::sync::Ordering;
 use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Core;
@@ -62,9 +61,9 @@ pub(crate) use compact::empty_some;
 pub(crate) use compact::make_block;
 #[cfg(not(loom))]
 pub(crate) use copies::{Copied, allocate_copy};
-pub(crate) use evict::evict;
 #[cfg(all(feature = "map", not(loom)))]
-pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over, evict_these};
+pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
+pub(crate) use evict::{evict, evict_these};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
@@ -255,8 +254,7 @@ impl Patience {
         if why != Refused::OwnFile {
             return self.is_over(core);
         }
-        // Relaxed: a count.
-        let ended = Some(file.reads_ended.load(Ordering::Relaxed));
+        let ended = Some(file.on_its_way.reads_ended());
         let before = std::mem::replace(&mut self.of_file, ended);
         self.has_lasted(core, ended != before)
     }

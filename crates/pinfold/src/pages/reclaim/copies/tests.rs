@@ -15,7 +15,7 @@ fn cache() -> (Cache, File) {
 }
 
 fn copy(cache: &Cache, file: &File, pages: usize) -> Copied {
-    let place = (&*file.handle().mapping, 0);
+    let place = (&file.handle().mapping, 0);
     allocate_copy(cache.core(), place, pages * 4096, true).unwrap().unwrap()
 }
 

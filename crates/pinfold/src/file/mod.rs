@@ -37,6 +37,7 @@ use crate::error::Result;
 use crate::frames::PAGE_BYTES;
 use crate::index::PAGES_END;
 use crate::pages::core::Core;
+use crate::pages::fill;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Closed, Mapping};
@@ -682,7 +683,9 @@ impl Clone for File {
 
 impl Drop for File {
     fn drop(&mut self) {
+        // A forked child does not take the stream's mutex.
         if self.handle.core.owner.is_here() {
+            fill::end_ahead(&self.handle);
             close(&self.handle.core, &self.handle.mapping);
         }
     }

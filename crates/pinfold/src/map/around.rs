@@ -4,7 +4,7 @@
 //! starts is wanted as a whole. So the absent pages of the aligned 128 KiB are read with the page,
 //! which is what Linux reads around a fault by default; but only as long as that displaces nothing,
 //! and unless the program has said how it reads. Of a file that does not fit in the cache, something
-//! will be displaced later: there the half of the block has to be cached already. Best effort: who
+//! will be displaced later: there three quarters of the block have to be cached already. Best effort: who
 //! wants one of these pages and does not get it reads it alone, and sees the error.
 //!
 //! Belongs here: which pages, and when.
@@ -48,7 +48,7 @@ fn pays(handle: &Handle, page: u64) -> bool {
     let fits = file_pages <= u64::from(core.frames.frames());
     let is_cached = |page: &u64| handle.mapping.index.lookup(*page).is_some();
     fits || mutant::on(Mutant::AroundBlindly)
-        || 2 * block.clone().filter(is_cached).count() as u64 >= block.end - block.start
+        || 4 * block.clone().filter(is_cached).count() as u64 >= 3 * (block.end - block.start)
 }
 
 /// Whether memory is plenty, so that what is read beside what is wanted displaces nothing.
@@ -79,6 +79,6 @@ pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
         return;
     }
     let (start, ahead_end) = (pages.start, pages.end);
-    let plan = Plan { now_end: start, ahead_end, window_pages: PAGES as u32, mark: false };
+    let plan = Plan { ahead_end, window_pages: PAGES as u32, ..Plan::of(start) };
     fill::start_around(handle, start, plan, Some(page));
 }

@@ -35,6 +35,10 @@ impl Outside for Core {
         mapping.own().is_some()
     }
 
+    fn unaccessed(&self, mapping: &Mapping, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
+        mapping.mirror_if_made().map_or(0, |mirror| mirror.shown.unaccessed(folios))
+    }
+
     fn notice_stores(&self, changing: &mut Changing<'_>, pages: &[u64]) {
         let own = (changing.mapping().own().cloned(), changing.own());
         if let (Some(memory), Some(states)) = own {

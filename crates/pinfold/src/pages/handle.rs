@@ -9,11 +9,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::base::counters::Counters;
+use crate::base::mutant::{self, Mutant};
 use crate::frames::{FrameNumber, PAGE_SHIFT, Window};
 use crate::index::Lookup;
 use crate::options::Reference;
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
+use crate::pages::outside::Outside;
 use crate::pages::stream::{Credit, Stream, Unread};
 
 /// A file, the cache it is read through, and the access pattern.
@@ -122,26 +124,33 @@ impl Handle {
     }
 
     fn unread(&self, pages: Range<u64>) -> Unread {
-        let (mut unread, mut page) = (Unread::default(), pages.start);
+        let (mut unread, mut page, mut hollow) = (Unread::default(), pages.start, Vec::new());
         // Ends: each turn advances `page`.
         while page < pages.end {
             let found = self.window.try_both(self.hint(page)).and_then(|(frame, _)| {
                 let identity = frame.identity();
                 let of = identity.pages();
                 let is_there = identity.mapping == self.id && of.contains(&page);
-                let in_folio = |page: u64| (page - of.start) as u32;
-                is_there.then(|| (frame, in_folio(page)..in_folio(pages.end.min(of.end))))
+                is_there.then_some((frame, of))
             });
-            let Some((frame, of_folio)) = found else {
+            let Some((frame, of)) = found else {
                 unread.absent += 1;
                 page += 1;
                 continue;
             };
-            // What maps show is used by accesses that nobody counts.
+            let part = page..pages.end.min(of.end);
+            page = part.end;
             if !frame.is_hollow() {
-                unread.unused += u64::from(frame.unread_pages(of_folio.clone()));
+                let in_folio = |page: u64| (page - of.start) as u32;
+                let unused = frame.unread_pages(in_folio(part.start)..in_folio(part.end));
+                unread.unused += u64::from(unused);
+            } else if frame.uses() == 0 {
+                hollow.push((of, part));
             }
-            page += u64::from(of_folio.end - of_folio.start);
+        }
+        // Nobody counts accesses by maps, but what they skip can be found out.
+        if !hollow.is_empty() && !mutant::on(Mutant::MapsUseAll) {
+            unread.unused += self.core.unaccessed(&self.mapping, &hollow);
         }
         unread
     }
@@ -152,15 +161,6 @@ impl Handle {
         // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
         // content.
         unsafe { self.counters.0.as_ref() }
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // A forked child does not take the stream's mutex.
-        if self.core.owner.is_here() {
-            self.stream.end(self.mapping.len_bytes(), self.credit_and_unread());
-        }
     }
 }
 

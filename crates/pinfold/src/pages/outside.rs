@@ -15,6 +15,7 @@
 //! | call | made by | locks held |
 //! |---|---|---|
 //! | `outside_at` | hits and reads, with a reference; moves | any |
+//! | `unaccessed` | a handle, to find out how far to read ahead | any |
 //! | `is_outside` | whoever wants to know what is dirty | any |
 //! | `notice_stores`, `may_leave` | `freeze/{batch,drop}.rs`, before a folio leaves | the file's `change` mutex |
 //! | `leave_memory` | eviction, step 3; `freeze/drop.rs` | the file's `change` mutex |
@@ -80,6 +81,12 @@ pub(crate) trait Outside {
     /// Whether all folios of the file are hollow, always: memory of the program's own.
     fn is_outside(&self, mapping: &Mapping) -> bool {
         false
+    }
+
+    /// How many pages no map has accessed of these hollow folios, as far as it is known: each with its
+    /// pages, and those of them that are asked for, in the order of the file.
+    fn unaccessed(&self, mapping: &Mapping, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
+        0
     }
 
     // What is dirty, of a file that is outside.

@@ -21,9 +21,15 @@
 //! A handle has a few runs at a time, for threads that share it, and maps. What they have read ahead
 //! and not used yet is taken from the credit at once, and given back as it is used.
 //!
+//! Nothing says that a run is over: a reader that goes back to the start of a loop may find all of it
+//! cached. But if a run stands still while the handle's others use as many pages as it has ahead, which
+//! is three windows at least, it counts as over. What is ahead of it is evicted then, where memory is short
+//! ([`Plan::vain`]): it would take the place of what is used, a tenth of a small cache.
+//!
 //! Handles come and go, and each file has some. So the cache has a credit, too ([`Credit`]), which
-//! all handles earn and use, and a run begins windows only if both allow it. A run that was used for
-//! long takes nothing of the cache's in advance: so scans under way leave it to those that begin.
+//! all handles earn and use, and a run begins windows only if both allow it. Of the cache's, a run takes
+//! in advance what is ahead of it beyond what it has earned: so scans under way leave it to those that
+//! begin, and files that are read in part and stay open give nothing back.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -65,7 +71,7 @@ const PROVED_PAGES: u32 = 64;
 /// How many runs a handle may have at a time.
 const RUNS: usize = 4;
 
-/// A run that had windows stays for so many misses and marks of others longer.
+/// A run that had windows stays at least for so many pages of others longer.
 const SCAN_STAYS: i64 = 64;
 
 /// What to read.
@@ -79,13 +85,16 @@ pub(crate) struct Plan {
     pub(crate) window_pages: u32,
     /// Whether each piece gets a mark, at which more is read ahead.
     pub(crate) mark: bool,
+    /// Pages that were read ahead of a run that is over: from the first, so many.
+    pub(crate) vain: (u64, u64),
 }
 
 impl Plan {
     /// The pages before `end`, and no more.
     pub(crate) fn of(end: u64) -> Self {
         // Pages in between may be cached already; those after them are wanted all the same.
-        Plan { now_end: end, ahead_end: end, window_pages: Order::MAX.frames(), mark: false }
+        let window_pages = Order::MAX.frames();
+        Plan { now_end: end, ahead_end: end, window_pages, mark: false, vain: (0, 0) }
     }
 }
 
@@ -141,7 +150,7 @@ struct StreamState {
     runs: [ReadRun; RUNS],
     /// The run that went on or began last.
     last: usize,
-    /// Counts misses and marks.
+    /// Counts misses and marks, and the pages that are used.
     now: u32,
 }
 
@@ -177,10 +186,22 @@ impl ReadRun {
         (self.next - self.seen).cast_signed() * PER_PAGE
     }
 
-    /// What it takes of the cache's credit until it is known to be used: nothing of a run that was
-    /// used for long, which has earned more by then.
+    /// What it takes of the cache's credit until it is known to be used: beyond what it has earned.
     fn unproved(&self) -> i64 {
-        if self.used_pages < PROVED_PAGES { self.ahead().min(CREDIT_FIRST) } else { 0 }
+        (self.ahead() - i64::from(self.used_pages)).max(0)
+    }
+
+    /// For how many pages of others it stays though it does not go on.
+    fn stays(&self) -> i64 {
+        if self.window_pages == 0 {
+            return 0;
+        }
+        SCAN_STAYS.max((self.next - self.seen).cast_signed())
+    }
+
+    /// What is ahead of it, as in [`Plan::vain`], if it had windows.
+    fn vain(&self) -> (u64, u64) {
+        if self.window_pages == 0 { (0, 0) } else { (self.seen, self.next - self.seen) }
     }
 
     fn uses(&mut self, pages: u64) {
@@ -230,8 +251,10 @@ impl Stream {
             state.sees(&mut run, page, if unused == ahead { 0 } else { unused }, all)
         };
         let goes_on = !is_random && (in_run || state.hint == Some(Hint::Sequential));
+        let mut vain = (0, 0);
         if !in_run || is_random {
             state.breaks_off(&run, file_end, all, &unread);
+            vain = run.vain();
             let window_pages = if goes_on { run.window_pages } else { 0 };
             run = ReadRun { window_pages, limit_pages: self.window_max_pages, ..ReadRun::NONE };
         } else if page < run.next && run.window_pages > 0 && !mutant::on(Mutant::LostKeepsWindow) {
@@ -248,7 +271,7 @@ impl Stream {
             run.takes(window, self.window_max_pages);
             let now_end = wanted.end.max(page + u64::from(window)).min(file_end);
             let ahead_end = (now_end + WINDOWS_AHEAD * u64::from(window)).min(file_end);
-            Plan { now_end, ahead_end, window_pages: window, mark: true }
+            Plan { ahead_end, window_pages: window, mark: true, ..Plan::of(now_end) }
         } else if goes_on {
             // No more than a part of what was used.
             let ahead = state.may_be_vain(&run, all).min(3 * u64::from(run.limit_pages));
@@ -258,7 +281,10 @@ impl Stream {
         };
         run.next = plan.ahead_end;
         state.put(n, run, all);
-        plan
+        if vain.1 == 0 {
+            vain = state.ends_one(file_end, all, &unread);
+        }
+        Plan { vain, ..plan }
     }
 
     /// A reader meets the mark of the folio that has these pages.
@@ -269,7 +295,7 @@ impl Stream {
         (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
     ) -> Plan {
         let mut state = self.state.lock();
-        let none = Plan { now_end: folio.end, ahead_end: folio.end, window_pages: 1, mark: false };
+        let none = Plan { window_pages: 1, ..Plan::of(folio.end) };
         let file_end = file_pages(file_bytes);
         let found = state.run_at(|run| (run.seen..run.next).contains(&folio.start));
         let n = match state.hint {
@@ -288,8 +314,8 @@ impl Stream {
         let unused = found.map_or(0, |_| unread(run.seen..folio.start).unused);
         if found.is_some() && !state.sees(&mut run, folio.start, unused, all) {
             state.breaks_off(&run, file_end, all, &unread);
-            state.put(n, ReadRun { at: 0, ..ReadRun::NONE }, all);
-            return none;
+            state.put(n, ReadRun::NONE, all);
+            return Plan { vain: run.vain(), ..none };
         }
         let window = state.next_window(&run, all);
         if window == 0 {
@@ -302,24 +328,26 @@ impl Stream {
         // No mark comes after that of the file's last piece.
         let is_last = run.next == file_end && folio.start + u64::from(window) >= file_end;
         run.seen = if is_last { run.next } else { folio.start };
-        let plan =
-            Plan { now_end: folio.end, ahead_end: run.next, window_pages: window, mark: true };
+        let ahead_end = run.next;
         state.put(n, run, all);
-        plan
+        let vain = state.ends_one(file_end, all, &unread);
+        Plan { ahead_end, window_pages: window, mark: true, vain, ..none }
     }
 
-    /// The handle goes. What it has read in vain, the cache's credit pays for.
+    /// The handle goes. What it has read in vain, the cache's credit pays for; as in [`Plan::vain`] of
+    /// each run.
     pub(crate) fn end(
         &self,
         file_bytes: u64,
         (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
-    ) {
+    ) -> [(u64, u64); RUNS] {
         let mut state = self.state.lock();
-        for n in 0..RUNS {
+        std::array::from_fn(|n| {
             let (_, run) = state.take(Some(n), all);
             state.breaks_off(&run, file_pages(file_bytes), all, &unread);
             state.put(n, ReadRun::NONE, all);
-        }
+            run.vain()
+        })
     }
 
     /// A miss at `page`: whether the pages around it may be read with it, up to `end`, which is
@@ -347,6 +375,11 @@ impl Stream {
     #[cfg(feature = "map")]
     pub(crate) fn is_random(&self) -> bool {
         self.state.lock().hint == Some(Hint::Random)
+    }
+
+    /// Whether it finds out by itself how the file is read: nothing was said of that.
+    pub(crate) fn guesses(&self) -> bool {
+        self.window_max_pages > 0 && self.state.lock().hint.is_none()
     }
 
     /// Whether `page` was read ahead of a run of which little is known yet: then its first use is to
@@ -377,13 +410,31 @@ impl StreamState {
     /// The run that gives way to a new one. Those that had windows stay for longer: a scan does not
     /// end because of some misses elsewhere.
     fn oldest(&self) -> usize {
-        let stays = |run: &ReadRun| if run.window_pages > 0 { SCAN_STAYS } else { 0 };
-        // Wraps around after 2^32 misses: then the wrong one gives way, once.
-        let age = |n: &usize| {
-            let run = &self.runs[*n];
-            i64::from(self.now.wrapping_sub(run.at)) - stays(run)
-        };
-        (0..RUNS).max_by_key(age).unwrap_or(0)
+        (0..RUNS).max_by_key(|&n| self.stands_still(&self.runs[n])).unwrap_or(0)
+    }
+
+    /// How much longer than it may a run has not gone on.
+    fn stands_still(&self, run: &ReadRun) -> i64 {
+        // Wraps around after 2^32 pages: then the wrong one gives way, once.
+        i64::from(self.now.wrapping_sub(run.at)) - run.stays()
+    }
+
+    /// Ends a run that is over: what is ahead of it, as in [`Plan::vain`].
+    fn ends_one(
+        &mut self,
+        file_end: u64,
+        all: &Credit,
+        unread: impl Fn(Range<u64>) -> Unread,
+    ) -> (u64, u64) {
+        let is_over = |run: &ReadRun| run.vain().1 > 0 && self.stands_still(run) > 0;
+        let over = self.run_at(is_over).filter(|_| self.hint.is_none());
+        let Some(n) = over.filter(|_| !mutant::on(Mutant::OverStays)) else { return (0, 0) };
+        let last = self.last;
+        let (n, run) = self.take(Some(n), all);
+        self.breaks_off(&run, file_end, all, unread);
+        self.put(n, ReadRun::NONE, all);
+        self.last = last;
+        run.vain()
     }
 
     /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
@@ -424,6 +475,7 @@ impl StreamState {
     }
 
     fn earn(&mut self, pages: u64, all: &Credit) {
+        self.now = self.now.wrapping_add(pages as u32);
         self.credit = self.credit.saturating_add_unsigned(pages).min(CREDIT_MAX);
         all.add(pages.cast_signed());
     }
@@ -467,7 +519,10 @@ impl StreamState {
         let least = ((WINDOW_MIN_BYTES / PAGE_BYTES) as u32).min(run.limit_pages);
         let vain = self.may_be_vain(run, all) / (WINDOWS_AHEAD + 1);
         let most = vain.min(run.limit_pages.into()) as u32;
-        let window = (run.window_pages * 2).max(least);
+        let doubled = (run.window_pages * 2).max(least);
+        // It may end after it has used little more.
+        let used = if self.hint.is_none() { run.used_pages.max(least) } else { u32::MAX };
+        let window = doubled.min(1 << used.max(1).ilog2()).max(least);
         if window <= most {
             window
         } else if most >= least {
@@ -496,224 +551,4 @@ fn file_pages(bytes: u64) -> u64 {
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    const FILE: u64 = 1 << 30;
-
-    /// A stream, and the credit of its cache.
-    struct Subject(Stream, Credit);
-
-    impl Subject {
-        fn new(window_max_bytes: usize) -> Self {
-            Subject(Stream::new(window_max_bytes), Credit::new())
-        }
-
-        /// A miss, where everything that was read ahead was used so far.
-        fn miss(&self, page: u64, bytes: usize) -> Plan {
-            self.0.on_miss(page, bytes, FILE, (&self.1, |_| Unread::default()))
-        }
-
-        /// A miss, where nothing was.
-        fn miss_in_vain(&self, page: u64) -> Plan {
-            let unused = |pages: Range<u64>| Unread { unused: pages.end - pages.start, absent: 0 };
-            self.0.on_miss(page, 4096, FILE, (&self.1, unused))
-        }
-
-        fn mark(&self, page: u64) -> Plan {
-            self.0.on_mark(page..page + 1, FILE, (&self.1, |_| Unread::default()))
-        }
-
-        /// A run of four pages at `page`, each of which is wanted alone; how many pages are read
-        /// beside them.
-        fn block(&self, page: u64) -> u64 {
-            let mut at = page;
-            // Ends: each turn advances `at`.
-            while at < page + 4 {
-                at = self.miss_in_vain_of(page, at).ahead_end;
-            }
-            at - (page + 4)
-        }
-
-        /// A miss at `at` of a reader that has used all from `page` on.
-        fn miss_in_vain_of(&self, page: u64, at: u64) -> Plan {
-            let unread = |pages: Range<u64>| {
-                let is_unused = |it: &u64| !(page..at).contains(it);
-                Unread { unused: pages.filter(is_unused).count() as u64, absent: 0 }
-            };
-            self.0.on_miss(at, 4096, FILE, (&self.1, unread))
-        }
-    }
-
-    #[test]
-    fn random_misses_bring_what_is_asked_for() {
-        let stream = Subject::new(2 << 20);
-        for page in [7, 100, 3, 50_000] {
-            let plan = stream.miss(page, 64);
-            assert_eq!((plan.now_end, plan.ahead_end), (page + 1, page + 1));
-        }
-        assert_eq!(stream.miss(9, 32768).now_end, 17);
-    }
-
-    #[test]
-    fn a_run_grows_its_windows_to_the_limit() {
-        let stream = Subject::new(2 << 20);
-        let mut page = 10;
-        let mut windows = Vec::new();
-        for _ in 0..9 {
-            let plan = stream.miss(page, 4096);
-            windows.push(if plan.mark { plan.window_pages } else { 0 });
-            page = plan.ahead_end;
-        }
-        assert_eq!(windows, [0, 16, 32, 64, 128, 256, 512, 512, 512]);
-    }
-
-    #[test]
-    fn nothing_is_read_beyond_the_end() {
-        let stream = Stream::new(2 << 20);
-        stream.advise(Hint::Sequential);
-        let (all, all_used) = (Credit::new(), |_| Unread::default());
-        let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&all, all_used));
-        assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
-        assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&all, all_used)).ahead_end, 6);
-    }
-
-    /// A random reader that meets another handle's mark must not read ahead.
-    #[test]
-    fn a_mark_means_nothing_to_a_random_reader() {
-        let stream = Subject::new(2 << 20);
-        assert!(!stream.miss(7, 65536).mark, "what is asked for needs no mark");
-        assert_eq!(stream.mark(7).ahead_end, 8);
-        stream.miss(23, 4096);
-        assert!(stream.mark(24).ahead_end > 25, "a run, by now");
-        assert_eq!(stream.mark(5000).ahead_end, 5001, "not of this run");
-        stream.0.advise(Hint::Random);
-        assert_eq!(stream.mark(25).ahead_end, 26);
-    }
-
-    /// How many pages a thousand blocks of four make it read beside them.
-    fn vain_of_blocks() -> u64 {
-        let stream = Subject::new(2 << 20);
-        (0..1000).map(|n| stream.block(n * 250)).sum()
-    }
-
-    #[test]
-    fn what_is_read_in_vain_is_a_quarter_of_what_is_wanted() {
-        let vain = vain_of_blocks();
-        assert!((45..=1100).contains(&vain), "{vain}");
-        let for_free = mutant::with(Some(Mutant::VainIsFree), vain_of_blocks);
-        assert!(for_free > 10_000, "the mutant does nothing: {for_free}");
-    }
-
-    #[test]
-    fn a_run_without_credit_earns_windows() {
-        let stream = Subject::new(2 << 20);
-        stream.block(0);
-        let (mut page, mut reads, mut windows) = (1000, 0, Vec::new());
-        // Ends: each turn advances `page`.
-        while page < 1000 + 4096 {
-            let plan = stream.miss(page, 4096);
-            windows.extend(plan.mark.then_some(plan.window_pages));
-            (page, reads) = (plan.ahead_end, reads + 1);
-        }
-        assert!(reads < 40, "{reads}");
-        assert_eq!((windows[0], windows[windows.len() - 1]), (16, 512), "{windows:?}");
-    }
-
-    /// The windows of somebody who meets each mark, and has used four pages of each 16.
-    fn windows_of_strides() -> u32 {
-        let stream = Subject::new(2 << 20);
-        stream.miss(0, 4096);
-        let plan = stream.miss(1, 4096);
-        assert!(plan.mark);
-        let unread = |pages: Range<u64>| {
-            let unused = pages.filter(|page| page % 16 >= 4).count() as u64;
-            Unread { unused, absent: 0 }
-        };
-        stream.0.on_mark(17..18, FILE, (&stream.1, unread)).window_pages
-    }
-
-    #[test]
-    fn what_is_skipped_before_a_mark_is_seen() {
-        assert_eq!(windows_of_strides(), 1);
-        let blind = mutant::with(Some(Mutant::SkippedIsUsed), windows_of_strides);
-        assert_eq!(blind, 32, "the mutant does nothing");
-    }
-
-    /// The windows of somebody of whose windows each half is gone before it is used, if it has more
-    /// than 64 pages.
-    fn windows_in_little_memory() -> Vec<u32> {
-        let stream = Subject::new(2 << 20);
-        stream.miss(0, 4096);
-        let mut page = 1;
-        let mut windows = Vec::new();
-        for _ in 0..60 {
-            let gone = |pages: Range<u64>| Unread { unused: 0, absent: pages.end - pages.start };
-            let plan = stream.0.on_miss(page, 4096, FILE, (&stream.1, gone));
-            windows.push(plan.window_pages);
-            let all = plan.ahead_end - page;
-            page += if plan.window_pages > 64 { all / 2 } else { all };
-        }
-        windows
-    }
-
-    #[test]
-    fn the_window_shrinks_where_pages_are_gone_before_they_are_used() {
-        let shrinks = windows_in_little_memory();
-        let large = shrinks.iter().filter(|&&window| window > 64).count();
-        assert!((2..15).contains(&large), "{shrinks:?}");
-        assert!(shrinks[3..].iter().all(|&window| window >= 32), "{shrinks:?}");
-        let stays = mutant::with(Some(Mutant::LostKeepsWindow), windows_in_little_memory);
-        assert!(stays[6..].iter().all(|&window| window == 512), "the mutant does nothing");
-    }
-
-    /// How many pages two handles read beside a block of four each, of which the first is `open`.
-    fn vain_of_two_handles(open: bool) -> (u64, u64) {
-        let first = Subject::new(2 << 20);
-        let vain = first.block(0);
-        if !open {
-            first.0.end(FILE, (&first.1, |_| Unread { unused: vain, absent: 0 }));
-        }
-        let second = Subject(Stream::new(2 << 20), first.1);
-        (vain, second.block(0))
-    }
-
-    #[test]
-    fn handles_share_the_credit_of_the_cache() {
-        for open in [false, true] {
-            let (first, second) = vain_of_two_handles(open);
-            assert!(first == 45 && second <= 1, "{first} {second}");
-        }
-        let alone = mutant::with(Some(Mutant::CreditUnshared), || vain_of_two_handles(false));
-        assert_eq!(alone, (45, 45), "the mutant does nothing");
-    }
-
-    #[test]
-    fn a_run_of_faults_begins_with_what_was_read_around_the_first() {
-        let stream = Subject::new(2 << 20);
-        let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end);
-        assert!(fault(&stream, 5, 32));
-        assert!(!fault(&stream, 32, 64), "it goes on in order");
-        assert_eq!(stream.miss(32, 4096).window_pages, 16);
-        assert!(fault(&stream, 1000, 1024), "at random again");
-        assert!(!fault(&Subject::new(0), 5, 32), "readahead is off");
-        stream.0.advise(Hint::Random);
-        assert!(!fault(&stream, 5, 32));
-    }
-
-    #[test]
-    fn hints_win() {
-        let stream = Subject::new(2 << 20);
-        stream.miss(0, 4096);
-        stream.0.advise(Hint::Random);
-        assert_eq!(stream.miss(1, 4096).ahead_end, 2);
-        let never = Subject::new(0);
-        never.0.advise(Hint::Sequential);
-        assert_eq!(never.miss(0, 4096).ahead_end, 1);
-        let always = Subject::new(2 << 20);
-        always.0.advise(Hint::Sequential);
-        for page in [0, 50_000, 7] {
-            assert!(always.miss_in_vain(page).mark, "whatever was read in vain");
-        }
-    }
-}
+mod tests;

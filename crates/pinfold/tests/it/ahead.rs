@@ -266,23 +266,28 @@ fn rising(way: Way, takes: impl Fn(&mut fastrand::Rng, u64) -> bool) -> f64 {
     subject.read_from_source().1 as f64 / wanted as f64
 }
 
-/// How much is read of what a map skips of a folio, nobody counts: the kernel does not say it.
-fn is_map(way: Way) -> bool {
-    matches!(way, Map | MapByHandlers)
-}
-
 #[test]
 fn what_a_rising_reader_skips_is_not_read() {
     let mut wrong = Vec::new();
-    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+    for &way in WAYS {
         let mut check = |what: String, ratio: f64| {
             if ratio > 1.5 {
                 wrong.push(format!("{way:?} {what} {ratio:.2}"));
             }
         };
-        for (pages, of) in
-            [(2, 6), (2, 4), (3, 6), (4, 8), (5, 8), (2, 3), (7, 10), (8, 24), (32, 64)]
-        {
+        for (pages, of) in [
+            (1, 2),
+            (2, 6),
+            (2, 4),
+            (3, 6),
+            (4, 8),
+            (5, 8),
+            (2, 3),
+            (7, 10),
+            (4, 16),
+            (8, 24),
+            (32, 64),
+        ] {
             check(format!("{pages} of {of}"), rising(way, |_, page| page % of < pages));
         }
         for percent in [10, 20, 30, 40, 50, 60, 70] {
@@ -296,7 +301,7 @@ fn what_a_rising_reader_skips_is_not_read() {
 #[test]
 fn what_is_skipped_after_a_scan_is_not_read() {
     let mut wrong = Vec::new();
-    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+    for &way in WAYS {
         for (pages, of) in [(1, 8), (1, 3), (4, 8), (8, 64)] {
             let subject = Subject::with(way, 256 * MIB, 4 * 256 * MIB);
             for at in (0..64 * MIB).step_by(64 << 10) {
@@ -310,6 +315,11 @@ fn what_is_skipped_after_a_scan_is_not_read() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join(", "));
+}
+
+/// Whether it reads the subject's map, and no other file.
+fn is_map(way: Way) -> bool {
+    matches!(way, Map | MapByHandlers)
 }
 
 /// The first pages of many files: of large and of small ones, which are closed or stay open.
@@ -334,6 +344,31 @@ fn the_first_pages_of_many_files_are_read_alone() {
             let ratio = all / (200 * pages * PAGE) as f64;
             if ratio > 1.5 {
                 wrong.push(format!("{way:?} {pages} pages of {len} bytes, {open}: {ratio:.2}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Files of which each is read in order up to some page, and that stay open.
+#[test]
+fn files_that_are_read_in_part_and_stay_open_are_read_little_further() {
+    let mut wrong = Vec::new();
+    for &way in WAYS.iter().filter(|&&way| !is_map(way)) {
+        for pages in [20, 60, 100, 200, 400] {
+            let subject = Subject::new(way);
+            let files: Vec<_> = (0..40)
+                .map(|n| {
+                    let source = Arc::new(Zeros(8 * MIB));
+                    let file = subject.cache.attach(&format!("{n}"), source).unwrap();
+                    (0..pages).for_each(|page| subject.read_by(&file, page * PAGE, PAGE));
+                    file
+                })
+                .collect();
+            let read = subject.read_from_source().1;
+            let ratio = read as f64 / (files.len() as u64 * pages * PAGE) as f64;
+            if ratio > 1.5 {
+                wrong.push(format!("{way:?} {pages} pages: {ratio:.2}"));
             }
         }
     }

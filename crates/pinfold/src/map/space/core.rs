@@ -138,7 +138,8 @@ impl fault::Target for Arc<MapTarget> {
         // The kernel maps nothing past the end, whatever the mirror has: the access would be
         // repeated for ever.
         self.file.handle().check_page(page)?;
-        let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start };
+        let sampled = self.file.handle().stream.guesses();
+        let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start, sampled };
         // SAFETY: the map's lock is held, so these pages are there.
         let looked = unsafe {
             lend::look(self.file.handle(), page, Some(&shown), brought.flatten(), waiter)

@@ -20,6 +20,8 @@
 //! | `handlers.rs` | faults that threads of the space serve |
 //! | `stats.rs` | what is counted |
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod ahead_tests;
 #[cfg(not(loom))]
 mod anon;
 #[cfg(not(loom))]

@@ -43,6 +43,7 @@
 //! The cache's view is read under a reference to a mirrored folio alone. It is registered for
 //! missing pages, as all maps are: a read of another page would be a SIGBUS, and make none.
 
+mod samples;
 mod shown;
 mod view;
 
@@ -61,6 +62,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, between_steps};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::uffd::Uffd;
+use samples::{Sample, samples};
 pub(crate) use shown::{Showings, Shown};
 use view::MirrorView;
 pub(crate) use view::prepare;
@@ -366,7 +368,8 @@ impl Mirror {
 
 impl PlaceClaim<'_> {
     /// Puts `bytes` bytes from `from` on to the beginning of the place. What is left of the last
-    /// page is zeros. With `shown` that has the place, the pages are mapped there at once.
+    /// page is zeros. With `shown` that has the place, the pages are mapped there at once, but for
+    /// samples, if these are to show accesses.
     ///
     /// # Errors
     /// The system has no memory. Then some of the pages may be there.
@@ -382,8 +385,22 @@ impl PlaceClaim<'_> {
         debug_assert!(bytes as u64 <= (self.pages.end - self.pages.start) << PAGE_SHIFT);
         between_steps();
         let whole = bytes / PAGE_BYTES * PAGE_BYTES;
-        // SAFETY: the caller's promises.
-        unsafe { self.copy_pages(0, from, whole, shown) }?;
+        let part = |at: usize, end: usize, shown| {
+            // SAFETY: the caller's promises.
+            unsafe { self.copy_pages(at, from.wrapping_add(at), end - at, shown) }
+        };
+        let mut at = 0;
+        let sampled = shown.is_some_and(|shown| shown.sampled);
+        for Sample { page, .. } in samples(&self.pages).filter(|_| sampled) {
+            let sample = ((page - self.pages.start) << PAGE_SHIFT) as usize;
+            if sample >= whole {
+                break;
+            }
+            part(at, sample, shown)?;
+            at = sample + PAGE_BYTES;
+            part(sample, at, None)?;
+        }
+        part(at, whole, shown)?;
         if whole < bytes {
             let mut last = [0; PAGE_BYTES];
             let rest = from.wrapping_add(whole);

@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 
+use super::samples::{Sample, beside, samples};
 use crate::base::sync::Mutex;
 use crate::frames::{Order, PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::mapped::pagemap::{Pagemap, PagemapEntry};
@@ -23,6 +24,8 @@ pub(crate) struct Shown<'a> {
     pub(crate) pages: Range<u64>,
     /// The address of the first.
     pub(crate) start: usize,
+    /// Whether it is to be seen how much of what is put there is accessed.
+    pub(crate) sampled: bool,
 }
 
 impl Shown<'_> {
@@ -138,6 +141,33 @@ impl Showings {
             rest.start += n;
         }
         mapped
+    }
+
+    /// How many pages no map has accessed of these folios, each with its pages, and those of them that
+    /// are asked for, in the order of the file; as far as samples tell, and the system. Where a page beside a
+    /// sample is not mapped either, all of it may have been taken out of the page tables.
+    ///
+    /// Cost: as [`mapped`](Self::mapped).
+    pub(crate) fn unaccessed(&self, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
+        let of_folio = |(folio, asked): &(Range<u64>, Range<u64>)| {
+            let asked = asked.clone();
+            samples(folio).filter_map(move |sample| sample.within(&asked))
+        };
+        let all: Vec<Sample> = folios.iter().flat_map(of_folio).collect();
+        let both = |sample: &Sample| {
+            let (page, other) = (sample.page, beside(sample.page));
+            [page.min(other), page.max(other)].map(|page| page..page + 1)
+        };
+        let mapped = self.mapped(&all.iter().flat_map(both).collect::<Vec<_>>());
+        let is_unaccessed = |(sample, mapped): &(&Sample, &[bool; 2])| {
+            let at = usize::from(beside(sample.page) < sample.page);
+            !mapped[at] && mapped[1 - at]
+        };
+        let unaccessed = all.iter().zip(mapped.as_chunks::<2>().0).filter(is_unaccessed);
+        let unaccessed: u64 = unaccessed.map(|(sample, _)| sample.pages()).sum();
+        let asked: u64 = folios.iter().map(|(_, asked)| asked.end - asked.start).sum();
+        let sampled: u64 = all.iter().map(Sample::pages).sum();
+        (asked * unaccessed).checked_div(sampled).unwrap_or(0)
     }
 }
 

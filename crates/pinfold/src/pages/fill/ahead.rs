@@ -1,12 +1,14 @@
 //! Reading ahead, as far as `stream` says. Nobody waits for it, and nothing depends on it.
 
 use super::batch::{self, For};
-use super::prepare::prepare;
+use super::prepare::{FOLIOS_MAX, prepare};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::frames::Flags;
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
+use crate::pages::reclaim;
+use crate::pages::residency::Candidate;
 use crate::pages::stream::Plan;
 use crate::source::Request;
 
@@ -28,12 +30,46 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     let pages = held.frame().identity().pages();
     let end = pages.end;
     let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.credit_and_unread());
+    evict_vain(reader, plan.vain);
     start_ahead(reader, end, plan);
 }
 
 /// What to read where `page` is missed by a reader that wants `bytes` bytes from there on.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize) -> Plan {
-    reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.credit_and_unread())
+    let plan =
+        reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.credit_and_unread());
+    evict_vain(reader, plan.vain);
+    plan
+}
+
+/// The handle goes.
+pub(crate) fn end_ahead(reader: &Handle) {
+    for vain in reader.stream.end(reader.mapping.len_bytes(), reader.credit_and_unread()) {
+        evict_vain(reader, vain);
+    }
+}
+
+/// Evicts what was read ahead of a run that is over and that nobody has read, where memory is short.
+fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
+    let core = &*reader.core;
+    if pages == 0 || core.frames.free_frames() > 2 * core.pressure.high_frames {
+        return;
+    }
+    let (mut vain, mut page, end) = (Vec::new(), first, first + pages);
+    let mut changing = reader.mapping.change();
+    // Ends: each turn advances `page`.
+    while let Some(folio) = changing.writer(&core.nodes).next_present(page..end) {
+        let (frame, pages) = (core.frames.frame(folio.frame), 0..1 << folio.order);
+        let all = pages.end;
+        if !frame.is_hollow() && frame.unread_pages(pages) == all {
+            vain.push(Candidate::of(&core.frames, folio.frame));
+        }
+        page = folio.end();
+    }
+    drop(changing);
+    for some in vain.chunks(FOLIOS_MAX) {
+        reclaim::evict_these(core, some.to_vec());
+    }
 }
 
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:

@@ -50,7 +50,7 @@ use crate::pages::pressure::Refused;
 use crate::pages::stream::Plan;
 #[cfg(feature = "map")]
 pub(crate) use ahead::start_around;
-pub(crate) use ahead::{give_up, plan, read_further, start_ahead};
+pub(crate) use ahead::{end_ahead, give_up, plan, read_further, start_ahead};
 pub(crate) use alone::WantedPages;
 pub(crate) use batch::{FillBatch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};

@@ -577,12 +577,12 @@ fn in_directory(dir: Option<&Path>) -> String {
 }
 
 /// Why the system may have no memory for a map: it says the same of the memory and of the number of
-/// mappings.
+/// mappings; madvise(2) says that it is to be asked again.
 fn vmas(cause: &io::Error) -> &'static str {
     match cause.raw_os_error() {
-        Some(libc::ENOMEM) => {
-            ": the process has as many mappings as vm.max_map_count allows, or the system has no \
-             addresses or memory for one more"
+        Some(libc::ENOMEM | libc::EAGAIN) => {
+            ": the process has as many mappings as vm.max_map_count allows, or it may have no more \
+             memory (RLIMIT_AS, RLIMIT_DATA), or the system has no addresses or memory"
         }
         _ => "",
     }

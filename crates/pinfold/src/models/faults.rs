@@ -82,7 +82,7 @@ fn a_record_is_free_when_nothing_leads_to_it_any_more() {
 fn evicted(lock: FaultLock) {
     let access = |spaces: &Spaces| {
         assert_eq!(spaces.fault(0), Fault::Served);
-        let counted = spaces.shared[0].counters.report();
+        let counted = spaces.shared[0].counters.report(false);
         assert!(counted.retry_io_miss <= counted.retries && counted.changed == 0, "{counted:?}");
     };
     race((lock, FaultIo::Drop), access, |spaces| spaces.evict(0));

@@ -36,7 +36,7 @@ pub(super) struct Machine {
     merges: Mutex<bool>,
     /// Whether it may because the process has asked for all of its memory, which can be asked for.
     merges_all: bool,
-    /// Whether an eviction looks the page table up. Not where the states alone are to be enough.
+    /// Whether evictions and stores look the page table up. Not where the states alone are to be enough.
     looks: bool,
 }
 
@@ -236,7 +236,7 @@ impl Machine {
                 self.allow(page);
                 is_protected = false;
             }));
-            if is_protected && !mutant::on(Mutant::ProtectedForGood) {
+            if self.looks && is_protected && !mutant::on(Mutant::ProtectedForGood) {
                 self.allow(page);
             }
             let is_protected = memory.load(Ordering::SeqCst) & PROTECTED != 0;
@@ -263,8 +263,8 @@ impl Machine {
             PageState::Lost => return false,
             state => panic!("page {page} has left memory while it is {state:?}"),
         };
-        memory.store(THERE | INDEXED | PROTECTED | bytes, Ordering::SeqCst);
-        true
+        let come = THERE | INDEXED | PROTECTED | bytes;
+        self.update(page, |now| Some(now & SEALED | come))
     }
 
     /// What the program finds. `None`: the access fails.

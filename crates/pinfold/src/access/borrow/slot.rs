@@ -499,7 +499,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// Whether the guard has a reference because no slot was free.
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "testing", all(test, loom)))]
     pub fn is_counted(&self) -> bool {
         self.state().slot.is_none()
     }

@@ -9,7 +9,6 @@ use std::{io, slice};
 use super::anon::{AccessOrder, Area, CopyPart, HeldRange, Origin, Protection, pages_of};
 use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::fault::FaultLock;
-use super::reservation::explained;
 use super::stats::read;
 use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 #[cfg(doc)]
@@ -107,7 +106,7 @@ impl AnonMap {
         let core = space.cache.core();
         core.check_owner()?;
         let refused = |what, cause: io::Error| {
-            let (name, cause) = (name.into(), Arc::new(explained(cause)));
+            let (name, cause) = (name.into(), Arc::new(cause));
             crate::error::Error::from(Cause::Own { what, name, start: 0, end: len as u64, cause })
         };
         if len == 0 {

@@ -12,7 +12,6 @@ use super::fault::{self, Fault, ServedBy, SpaceShared};
 use super::handlers::{self, Handlers, ServedFault};
 use super::held::Holds;
 use super::index::MapIndex;
-use super::reservation::explained;
 use super::stats::write;
 use super::vma::{self, FaultAccess, RecordTable, Vma, Wanted};
 use crate::base::heap;
@@ -154,7 +153,7 @@ impl fault::Target for Arc<MapTarget> {
             Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
             None if !heap::has_room() => {
                 let (path, start) = (handle.mapping.path.clone(), page << PAGE_SHIFT);
-                let why = explained(io::Error::from_raw_os_error(libc::ENOMEM));
+                let why = io::Error::from_raw_os_error(libc::ENOMEM);
                 let end = start + PAGE_BYTES as u64;
                 Err(Cause::Map { path, start, end, cause: Arc::new(why) }.into())
             }

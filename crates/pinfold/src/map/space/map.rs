@@ -39,7 +39,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::held::HeldBytes;
-use super::reservation::{Reservation, explained};
+use super::reservation::Reservation;
 use super::vma::{Mapped, Vma, begin, end};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
@@ -563,7 +563,7 @@ fn wrong_range(
 
 fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
-    let (start, end, cause) = (range.start, range.end, Arc::new(explained(cause)));
+    let (start, end, cause) = (range.start, range.end, Arc::new(cause));
     Cause::Map { path, start, end, cause }.into()
 }
 

@@ -78,19 +78,6 @@ impl Drop for Reservation {
     }
 }
 
-/// What the system says where it has no memory for one more mapping, or allows none: madvise(2) says
-/// `EAGAIN`, the other calls `ENOMEM`, and neither says which.
-pub(super) fn explained(cause: io::Error) -> io::Error {
-    match cause.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN) => {
-            let why = "the system has no memory, the process may have no more of it (RLIMIT_AS, \
-                       RLIMIT_DATA), or it has as many mappings as vm.max_map_count allows";
-            io::Error::new(io::ErrorKind::OutOfMemory, format!("{why}: {cause}"))
-        }
-        _ => cause,
-    }
-}
-
 fn bytes_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
 }

@@ -58,7 +58,7 @@ pub(super) use out::pages_of;
 pub(super) use proc::Proc;
 pub use protect::Protection;
 
-use super::reservation::{Reservation, explained};
+use super::reservation::Reservation;
 use crate::base::fork::Birth;
 use crate::base::sync::locks::{Condvar, Mutex};
 use crate::error::{Cause, Error};
@@ -199,7 +199,7 @@ impl Area {
         why: std::io::Error,
     ) -> Error {
         let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
-        let cause = Arc::new(explained(why));
+        let cause = Arc::new(why);
         Cause::Own { what, name: mapping.path.clone(), start, end, cause }.into()
     }
 

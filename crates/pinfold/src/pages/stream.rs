@@ -66,6 +66,7 @@ const UNUSED_SHARE: u64 = 4;
 const LIMIT_GROWS: u32 = 16;
 
 /// So many pages show what the use of a run is.
+#[cfg(feature = "map")]
 const PROVED_PAGES: u32 = 64;
 
 /// How many runs a handle may have at a time.
@@ -378,6 +379,7 @@ impl Stream {
     }
 
     /// Whether it finds out by itself how the file is read: nothing was said of that.
+    #[cfg(feature = "map")]
     pub(crate) fn guesses(&self) -> bool {
         self.window_max_pages > 0 && self.state.lock().hint.is_none()
     }

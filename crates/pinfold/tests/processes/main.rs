@@ -33,7 +33,6 @@ mod many_files;
 mod odd_files;
 #[cfg(feature = "map")]
 mod own_kernel;
-#[cfg(feature = "map")]
 mod owned;
 #[cfg(feature = "map")]
 mod space_signals;

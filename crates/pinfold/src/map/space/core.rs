@@ -85,6 +85,7 @@ impl MapTarget {
         MapTarget { file, own, space, holds, last_failure }
     }
 
+    #[cfg(feature = "testing")]
     pub(super) fn last_failure(&self) -> Option<Error> {
         let here = self.space.cache.core().owner.is_here();
         here.then(|| self.last_failure.lock().clone()).flatten()

@@ -177,7 +177,7 @@ impl Cache {
     ///
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had
-    /// the same time. Since Linux 6.13 this is not so for files on ext4, XFS and btrfs that are read
+    /// the same time. Since Linux 6.13 this is not so for files on ext4 and XFS that are read
     /// directly: unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a sandbox
     /// refuses statmount(2), by which the cache tells ext4 from ext3 and ext2.
     ///

@@ -112,6 +112,8 @@ mutants! {
     LeftOverAwaited,
     /// The place of a folio that left its file is free before its bytes are taken out.
     LeftoverDisownsFirst,
+    /// Compaction does not ask whether a run has become hollow since it was chosen.
+    CompactHollow,
     /// A folio moves to the arena, and its pages stay in the mirror.
     MoveKeepsPages,
     /// What a mapped access has brought is kept though it has left its file meanwhile.

@@ -239,6 +239,7 @@ mod tests {
 
     use crate::base::mutant::{self, Mutant};
     use crate::frames::{FrameNumber, Order};
+    use crate::pages::reclaim;
     use crate::source::Memory;
     use crate::{Cache, Options, Space};
 
@@ -288,6 +289,30 @@ mod tests {
     fn a_run_goes_back_though_what_is_in_it_is_dirty() {
         assert!(is_taken_back_with_what_is_dirty(None));
         assert!(!is_taken_back_with_what_is_dirty(Some(Mutant::DirtyStays)));
+    }
+
+    /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these
+    /// have no other place.
+    #[test]
+    fn a_run_that_was_lent_meanwhile_is_not_emptied() {
+        let mut options = Options::new(32 << 20);
+        options.swap_source = Some(Arc::new(Memory::new(Vec::new())));
+        options.swap_bytes = 8 << 20;
+        let cache = Cache::new(options).unwrap();
+        let map = Space::new(&cache, 0).unwrap().map_anon(4096).unwrap();
+        map.write_at(&[7], 0).unwrap();
+        let core = cache.core();
+        let is_used = |run: &FrameNumber| core.frames.free_in(*run).len() > 1;
+        let used = core.frames.hollow_runs().find(is_used).unwrap();
+        assert!(!reclaim::empty_run(core, used));
+        let mut byte = [0];
+        map.read_at(&mut byte, 0).unwrap();
+        assert_eq!(byte, [7]);
+        // With a page in it, the mutant would meet an assertion.
+        assert!(core.frames.hollow_out_run());
+        let free = core.frames.hollow_runs().find(|&run| run != used).unwrap();
+        assert!(!reclaim::empty_run(core, free));
+        assert!(mutant::with(Some(Mutant::CompactHollow), || reclaim::empty_run(core, free)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::{lent, pieces, writers};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{Flags, FrameNumber};
+use crate::index::FolioAt;
 use crate::mapped::swap::Swap;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
@@ -40,9 +41,15 @@ impl Outside for Core {
     }
 
     fn notice_stores(&self, changing: &mut Changing<'_>, pages: &[u64]) {
-        let own = (changing.mapping().own().cloned(), changing.own());
-        if let (Some(memory), Some(states)) = own {
-            self.give_slots(memory.distrust(states, pages));
+        let Some(memory) = changing.mapping().own().cloned() else { return };
+        // Not those that are absent or on their way: their slots may be read at this moment.
+        let index = changing.writer(&self.nodes);
+        let is_there = |folio: FolioAt| !self.frames.frame(folio.frame).is_changing();
+        let there = |&page: &u64| index.folio(page).is_some_and(is_there);
+        let pages: Vec<u64> = pages.iter().copied().filter(there).collect();
+        drop(index);
+        if let Some(states) = changing.own() {
+            self.give_slots(memory.distrust(states, &pages));
         }
     }
 

@@ -17,8 +17,9 @@
 //! believed at the next open.
 //!
 //! Since Linux 6.13 ("multigrain timestamps"), ext4, XFS, btrfs and tmpfs give a change after a
-//! question another time than before the question. A direct read of the first three waits for a
-//! write that is under way. So their attributes are settled at once where reads are direct. But not
+//! question another time than before the question. A direct read of the first two waits for a
+//! buffered write that is under way (of btrfs, only where its extents are neither inline nor
+//! compressed). So their attributes are settled at once where reads are direct. But not
 //! where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes; and what is
 //! mounted as ext2 or ext3 has the magic number of ext4, but not these times. So the mount is asked
 //! for its type. What does not tell it has no fine times.
@@ -38,7 +39,6 @@ const COARSE_GRAIN_NS: i128 = 2_020_000_000;
 
 const EXT4_MAGIC: u64 = 0xef53;
 const XFS_MAGIC: u64 = 0x5846_5342;
-const BTRFS_MAGIC: u64 = 0x9123_683e;
 
 /// A time in seconds and nanoseconds.
 type Time = (i64, i64);
@@ -93,7 +93,7 @@ impl Contents {
 pub(super) fn has_fine_times(mount: Option<u64>, magic: u64) -> bool {
     static KERNEL: OnceLock<bool> = OnceLock::new();
     let kernel = || is_multigrain(rustix::system::uname().release().to_bytes());
-    [EXT4_MAGIC, XFS_MAGIC, BTRFS_MAGIC].contains(&magic)
+    [EXT4_MAGIC, XFS_MAGIC].contains(&magic)
         && *KERNEL.get_or_init(kernel)
         && (magic != EXT4_MAGIC
             || mount.is_some_and(mounted::is_ext4)

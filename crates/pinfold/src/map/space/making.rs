@@ -89,7 +89,9 @@ pub struct SpaceOptions {
 ///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
 ///   seconds, in which no read ends. Nothing of the above concerns such a space: system
 ///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`SpaceStats::serves_system_calls`]). But who waits for a page there waits for
+///   ([`SpaceStats::serves_system_calls`]); but not those that write to the file that the map is of:
+///   the kernel holds that file's lock meanwhile, for which the read of the page waits, and neither
+///   ends ([`Map::hold`](crate::Map::hold) before such a call). Who waits for a page there waits for
 ///   threads of the cache, so it must have nothing that these need:
 ///   - A signal handler may access a map, as the cache's threads block the signals that a program
 ///     is sent. But not one that may have interrupted its thread in a call of the cache or of the

@@ -14,9 +14,10 @@
 
 use std::ops::Range;
 
+use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::wait::Woken;
-use crate::frames::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
+use crate::frames::{FrameNumber, HeldRun, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, Frozen, To};
@@ -55,12 +56,12 @@ fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
 }
 
 /// Empties `run`; returns whether it is a free run of 2 MiB now.
-fn empty_run(core: &Core, run: FrameNumber) -> bool {
+pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
     // Its folios need frames outside the run.
     if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
-    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let Some(held) = take_solid(core, run) else { return false };
     let map = held.held();
     let place = |order| core.frames.alloc(order);
     let mut woken = Woken::default();
@@ -126,7 +127,7 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
 /// Empties a block of `run`, and holds what is free of the run meanwhile; returns whether the block was
 /// empty for a moment.
 fn hold_and_empty(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
-    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let Some(held) = take_solid(core, run) else { return false };
     let map = held.held();
     let place = |order| core.frames.alloc(order);
     let mut at = block.start;
@@ -136,6 +137,14 @@ fn hold_and_empty(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut 
     }
     let map = held.held();
     block.into_iter().all(|at| map.contains(at))
+}
+
+/// Holds what is free of `run`. `None` if it has become hollow since it was chosen: its bytes are
+/// outside, and would not be where its folios are moved to. What is held stays what it is.
+fn take_solid(core: &Core, run: FrameNumber) -> Option<HeldRun<'_>> {
+    let held = core.frames.take_free_in(run)?;
+    let is_solid = !core.frames.is_hollow(run) || mutant::on(Mutant::CompactHollow);
+    is_solid.then_some(held)
 }
 
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
@@ -222,7 +231,9 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     // the first belong to other folios.
     let same = |folio: &FolioAt| {
         let page = identity.index;
-        folio.frame == head && folio.page == page && folio.order == u32::from(order.get())
+        let is_it = folio.frame == head && folio.page == page;
+        // What has become hollow meanwhile has its bytes outside.
+        is_it && folio.order == u32::from(order.get()) && !core.frames.frame(head).is_hollow()
     };
     let moved =
         there.filter(same).and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());

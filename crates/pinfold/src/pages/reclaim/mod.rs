@@ -55,6 +55,8 @@ use evict::{EFFORT_MAX, evict_at_once};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
+#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
+pub(crate) use compact::empty_run;
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) use compact::empty_some;
 #[cfg(all(test, shuttle))]

@@ -43,9 +43,11 @@ fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<In
     for _ in 0..2 {
         let mut changing = mapping.change();
         let there = changing.writer(&core.nodes).folio(identity.index).filter(is_it);
+        let there = there.ok_or(InUse::Busy)?;
+        // Of the folio that was offered: it cannot change now.
         let frame = core.frames.frame(head);
         let unused: Vec<u32> = (1..parts).filter(|&n| !frame.is_piece_used(n, part)).collect();
-        match split(core, &mut changing, there.ok_or(InUse::Busy)?, part) {
+        match split(core, &mut changing, there, part) {
             Ok(Ok(woken)) => {
                 drop(changing);
                 drop(woken);

@@ -332,8 +332,9 @@
 // `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols,
 // in `src/models`.
 
-// loom builds without the public types, so much of the crate is unused there.
-#![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
+// loom builds without the public types, and models without the other tests, so much of the crate is
+// unused there.
+#![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
 /// The README's program compiles.
 #[cfg(doctest)]

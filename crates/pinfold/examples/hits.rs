@@ -47,12 +47,12 @@ impl Ways {
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
             Way::GetRc => {
                 block.copy_from_slice(
-                    &FolioOf::new(self.of_thread.clone(), self.of_thread.get(page)?)[..BLOCK_BYTES],
+                    &FolioOf::new(self.of_thread.get(page)?, self.of_thread.clone())[..BLOCK_BYTES],
                 );
             }
             Way::GetArc => {
                 block.copy_from_slice(
-                    &FolioOf::new(self.of_threads.clone(), self.of_threads.get(page)?)
+                    &FolioOf::new(self.of_threads.get(page)?, self.of_threads.clone())
                         [..BLOCK_BYTES],
                 );
             }

@@ -42,7 +42,7 @@ fn check(page: u64, bytes: &[u8]) -> Result<(), Failure> {
 async fn walk(file: Rc<File>, start: u64) -> Result<u64, Failure> {
     let mut page = start % PAGES;
     for step in 0..STEPS {
-        let bytes = FolioOf::new(file.clone(), file.get_async(page).await?);
+        let bytes = FolioOf::new(file.get_async(page).await?, file.clone());
         check(page, &bytes)?;
         let word = bytes.as_chunks().0[(start as usize + step) % (PAGE as usize / 8)];
         page = (u64::from_le_bytes(word) >> 20) % PAGES;

@@ -116,7 +116,7 @@ impl Completions {
         let file = file.clone();
         self.begin(user_data, async move {
             let page = file.get_async(page).await;
-            Completion::Page(page.map(|page| FolioOf::new(file.clone(), page)))
+            Completion::Page(page.map(|page| FolioOf::new(page, file.clone())))
         });
     }
 
@@ -145,7 +145,7 @@ impl Completions {
         let (file, pages) = (file.clone(), pages.to_vec());
         self.begin(user_data, async move {
             let pages = file.get_many_async(&pages).await;
-            let kept = |page| FolioOf::new(file.clone(), page);
+            let kept = |page| FolioOf::new(page, file.clone());
             Completion::Pages(pages.map(|pages| pages.into_iter().map(kept).collect()))
         });
     }

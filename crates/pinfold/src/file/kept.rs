@@ -1,4 +1,4 @@
-//! The counted guard that owns a share of its file: `FolioOf::new(file, page)`.
+//! The counted guard that owns a share of its file: `FolioOf::new(page, file)`.
 //!
 //! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same
 //! guard for programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard.
@@ -48,7 +48,7 @@ impl SharedFile for Arc<File> {}
 /// impl Cursor {
 ///     fn down(&mut self) -> pinfold::Result<()> {
 ///         let child = self.path.last().map_or(0, |parent| u64::from(parent[0]));
-///         self.path.push(FolioOf::new(self.file.clone(), self.file.get(child)?));
+///         self.path.push(FolioOf::new(self.file.get(child)?, self.file.clone()));
 ///         Ok(())
 ///     }
 /// }
@@ -81,7 +81,7 @@ impl SharedFile for Arc<File> {}
 /// # let cache = Cache::new(Options::new(8 << 20)).unwrap();
 /// # let file = cache.attach("", std::sync::Arc::new(Memory::new(vec![7]))).unwrap();
 /// let file = std::rc::Rc::new(file);
-/// let page = FolioOf::new(file.clone(), file.get(0).unwrap());
+/// let page = FolioOf::new(file.get(0).unwrap(), file.clone());
 /// std::thread::spawn(move || drop(page)); // it cannot be sent
 /// ```
 pub struct FolioOf<F: SharedFile> {
@@ -100,7 +100,7 @@ impl<F: SharedFile> FolioOf<F> {
     /// # let file = std::sync::Arc::new(file);
     /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     /// # runtime.block_on(async {
-    /// let page = FolioOf::new(file.clone(), file.get_async(1).await?);
+    /// let page = FolioOf::new(file.get_async(1).await?, file.clone());
     /// assert_eq!(page[..], [7; 4096]);
     /// # Ok::<(), pinfold::Error>(()) })?;
     /// # Ok::<(), pinfold::Error>(())
@@ -109,7 +109,7 @@ impl<F: SharedFile> FolioOf<F> {
     /// # Panics
     /// If the page is of another cache than the file.
     #[inline]
-    pub fn new(file: F, page: FolioRef<'_>) -> Self {
+    pub fn new(page: FolioRef<'_>, file: F) -> Self {
         FolioOf { page: page.kept_by(file.handle()), file }
     }
 

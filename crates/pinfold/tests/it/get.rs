@@ -186,7 +186,7 @@ struct Shelf<F: SharedFile> {
 
 impl<F: SharedFile> Shelf<F> {
     fn of(file: F, pages: impl IntoIterator<Item = u64>) -> Self {
-        let get = |page| (page, FolioOf::new(file.clone(), file.get(page).unwrap()));
+        let get = |page| (page, FolioOf::new(file.get(page).unwrap(), file.clone()));
         let pages = pages.into_iter().map(get).collect();
         Shelf { _file: file, pages }
     }
@@ -244,7 +244,7 @@ fn a_guard_keeps_its_file_open_and_the_cache_alive() {
     let Subject { cache, file, pattern, .. } = subject;
     file.advise(0..0, Hint::Random).unwrap();
     let file = Rc::new(file);
-    let page = FolioOf::new(file.clone(), file.get(3).unwrap());
+    let page = FolioOf::new(file.get(3).unwrap(), file.clone());
     drop(file);
     assert_eq!(cache.stats().files, 1);
     let other = page.clone();
@@ -255,7 +255,7 @@ fn a_guard_keeps_its_file_open_and_the_cache_alive() {
 
     let file: File = cache.attach("again", Arc::new(Memory::new(pattern.to_vec(BYTES)))).unwrap();
     let file = Arc::new(file);
-    let page = FolioOf::new(file.clone(), file.get(3).unwrap());
+    let page = FolioOf::new(file.get(3).unwrap(), file.clone());
     drop(file);
     drop::<Cache>(cache);
     pattern.check(3 * PAGE as u64, &page).unwrap();
@@ -265,5 +265,5 @@ fn a_guard_keeps_its_file_open_and_the_cache_alive() {
 #[should_panic = "the page is of another cache than the file"]
 fn a_page_of_another_cache_is_not_kept_by_a_file() {
     let (one, other) = (subject(8 << 20), subject(8 << 20));
-    let _kept = FolioOf::new(Rc::new(one.file), other.file.get(3).unwrap());
+    let _kept = FolioOf::new(other.file.get(3).unwrap(), Rc::new(one.file));
 }

@@ -239,7 +239,7 @@
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
 //!
-//! With a swap ([`Options::swap`]), eviction hands own memory over to two threads that write it, and
+//! With a swap ([`Options::swap_bytes`]), eviction hands own memory over to two threads that write it, and
 //! goes on with what needs no write. So no call waits for a swap that hangs, but those that read from
 //! it or say that they write: the table names them. Where only own memory could leave, a miss waits
 //! for memory as above.

@@ -31,7 +31,7 @@ use crate::source::Hint;
 ///
 /// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
 /// cache evicts whichever is used least. What was stored to goes to the swap
-/// ([`Options::swap`](crate::Options::swap)) before it leaves memory. A page of anonymous memory
+/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory. A page of anonymous memory
 /// that is all zeros needs no write; nor does what is there already and was not changed since. The
 /// next access brings it back, with pages that follow, if they lie together in the swap and the
 /// pages before were touched, too.
@@ -42,7 +42,7 @@ use crate::source::Hint;
 ///
 /// # An access that fails
 ///
-/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the
+/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](crate::Space::last_failure) says why: the
 /// page could not be read from the swap (or from the file of a private view), or there is no memory
 /// for it. Others go on, and the page's bytes stay where they are. The next access tries again.
 /// Where handler threads serve, the page is *poisoned*: each access to it fails, until
@@ -55,7 +55,7 @@ use crate::source::Hint;
 /// - The program must not unmap, remap or advise it by system calls of its own. A page that was taken
 ///   out of memory so (by `MADV_DONTNEED`, for example) is not zeros afterwards: what was stored to it
 ///   since it was last written to the swap is lost, and then each access fails, and
-///   [`last_failure`](Self::last_failure) says so, until [`discard`](Self::discard), or
+///   [`last_failure`](crate::Space::last_failure) says so, until [`discard`](Self::discard), or
 ///   [`write_at`](Self::write_at) of the whole page; what the swap has comes back. Advice that takes
 ///   nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless, and so is KSM.
 /// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:

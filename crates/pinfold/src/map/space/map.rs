@@ -187,7 +187,6 @@ impl Map {
     /// As long as the slice is used,
     /// - the bytes of the file in this range do not change, nor does the file become shorter: the
     ///   slice promises that bytes stay as they are, and an evicted page is read again;
-    /// - the map stays readable ([`protect`](Self::protect));
     /// - the thread may call the cache wherever it uses the slice ([`Space`](super::Space), "Who
     ///   serves a fault").
     ///
@@ -271,8 +270,7 @@ impl Map {
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`] if more than a quarter of the budget would be held;
-    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::System`] if the map may
-    /// not be read ([`protect`](Self::protect)); [`ErrorKind::Busy`] if somebody uses an older
+    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::Busy`] if somebody uses an older
     /// version of a page for 2 seconds; [`ErrorKind::Forked`]; as [`File::get`].
     pub fn hold(&self, range: Range<usize>) -> Result<HeldBytes<'_>> {
         let handle = self.target.file.handle();

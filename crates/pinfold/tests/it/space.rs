@@ -631,8 +631,10 @@ fn an_access_maps_what_is_cached_after_it_at_once() {
     subject.file.read_at(&mut vec![0; MIB as usize / 2], 0).unwrap();
     assert!(!are_mapped(&map).contains(&true));
     subject.check(&map, 3);
-    // The kernel's own fault would map 16 pages.
-    assert!(are_mapped(&map)[3..60].iter().all(|&is_mapped| is_mapped));
+    // The kernel's own fault would map 16 pages. One of each 16 may be left out, to show later
+    // whether it was accessed.
+    let mapped = are_mapped(&map)[3..60].iter().filter(|&&is_mapped| is_mapped).count();
+    assert!(mapped >= 57 - 4, "{mapped}");
     assert_eq!(space.stats().faults, 1);
 }
 
@@ -669,16 +671,16 @@ fn an_absent_page_of_a_file_that_fits_is_read_with_those_around_it_while_memory_
 }
 
 #[test]
-fn of_a_file_that_does_not_fit_the_rest_of_a_block_is_read_when_half_of_it_was_wanted() {
+fn of_a_file_that_does_not_fit_the_rest_of_a_block_is_read_when_most_of_it_was_wanted() {
     let subject = Subject::new();
     let space = subject.space(SpaceOptions::default());
     let map = space.map_file(&subject.file, 0..BYTES).unwrap();
     let cached = || subject.cache.stats().resident_bytes;
-    for n in 0..16 {
+    for n in 0..24 {
         subject.check(&map, 1023 - n);
         assert_eq!(cached(), (n + 1) * PAGE);
     }
-    subject.check(&map, 1000);
+    subject.check(&map, 995);
     assert_eq!(cached(), 32 * PAGE);
 }
 

@@ -86,7 +86,8 @@ unsafe impl Zeroable for u8 {}
 #[cfg(all(feature = "map", not(loom)))]
 unsafe impl Zeroable for u32 {}
 
-/// `n` zeros. `None`: the allocator has no memory for them.
+/// `n` zeros; from what the reserve gives back, if need be. `None`: the allocator has no memory for
+/// them.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
     let layout = Layout::array::<T>(n).ok()?;
@@ -94,7 +95,12 @@ pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
         return Some(Box::default());
     }
     // SAFETY: the size is not zero.
-    let at = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    let allocate = || unsafe { alloc_zeroed(layout) }.cast::<T>();
+    let mut at = allocate();
+    // Ends: each turn frees a block. What is larger than one is not worth them all.
+    while at.is_null() && layout.size() <= BLOCK.size() && free_one() {
+        at = allocate();
+    }
     let all = std::ptr::slice_from_raw_parts_mut(at, n);
     // SAFETY: allocated with the layout of such a slice, and zeros are values.
     (!at.is_null()).then(|| unsafe { Box::from_raw(all) })

@@ -47,7 +47,8 @@ pub(crate) fn limits(cause: &io::Error) -> &'static str {
     }
 }
 
-/// Starts a thread, which blocks signals.
+/// Starts a thread, which blocks signals. It runs when this returns: what the standard library makes for
+/// it is there, whatever limit the program sets then.
 ///
 /// # Errors
 /// The system does not start it.
@@ -55,9 +56,15 @@ pub(crate) fn start<T: Send + 'static>(
     name: &'static str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, NotStarted> {
+    let (runs, has_begun) = std::sync::mpsc::channel::<()>();
+    let body = move || {
+        drop(runs);
+        body()
+    };
     let spawn = || Builder::new().name(name.to_owned()).spawn(body);
     has_room_for_one()
         .and_then(|()| without_signals(spawn))
+        .inspect(|_| assert!(has_begun.recv().is_err(), "nothing is sent"))
         .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
 }
 

@@ -485,7 +485,7 @@ pub(crate) enum Cause {
     /// The system refused something that own memory needs.
     #[error(
         "cannot {what} bytes {start}..{end} of {}: {cause}{}",
-        name.display(), if *what == "bring" { "" } else { vmas(cause) }
+        name.display(), vmas(cause)
     )]
     Own {
         /// What was tried.

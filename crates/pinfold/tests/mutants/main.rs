@@ -178,6 +178,10 @@ const UNSEEN: &[(&str, &str)] = &[
     ("groups-wait", "somebody always frees something; the models see it"),
     ("queue-forgotten", "somebody always frees something; the models see it"),
     ("drop-keeps-claim", "a claim that is not polled grows old; the models see it"),
+    (
+        "compact-hollow",
+        "a run is seldom lent between the choice and the hold; the test of `lent.rs` sees it",
+    ),
     ("drop-keeps-turn", "somebody always frees something; the tests of `pressure` see it"),
     ("refused-last", "somebody always frees something; the tests of `pressure` see it"),
     ("newcomer-first", "somebody always frees something; the tests of `pressure` see it"),

@@ -247,9 +247,8 @@ impl Stream {
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
         let (n, mut run) = state.take(found, all);
         let in_run = found.is_some() && {
-            let (unused, ahead) = (unread(run.seen..page).unused, page - run.seen);
-            // None of it was used: a batch looks for what is absent before it uses what is there.
-            state.sees(&mut run, page, if unused == ahead { 0 } else { unused }, all)
+            let unused = unread(run.seen..page).unused;
+            state.sees(&mut run, page, unused, all)
         };
         let goes_on = !is_random && (in_run || state.hint == Some(Hint::Sequential));
         let mut vain = (0, 0);

@@ -492,8 +492,7 @@ fn scans_need_few_reads() {
             let (one_most, four_most) = match way {
                 Pin => (bytes / piece, bytes / piece),
                 PinByPage => (bytes / PAGE, bytes / PAGE),
-                // Guards of many pages keep memory while the others read: at most a read a piece.
-                _ => (800, (bytes / piece).max(3000)),
+                _ => (800, 3000),
             };
             if one.0 > one_most || four.0 > four_most || ratio(one) > 1.2 || ratio(four) > 2.0 {
                 wrong.push(line);

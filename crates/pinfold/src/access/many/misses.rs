@@ -58,6 +58,8 @@ const WINDOW: u64 = Order::MAX.frames() as u64;
 pub(crate) struct Absent<'a> {
     handle: &'a Handle,
     pages: Vec<u64>,
+    /// What is there of the pages that were asked for, in no order. It is about to be used.
+    there: Vec<u64>,
     /// Pages that the file has.
     end: u64,
 }
@@ -66,7 +68,7 @@ impl<'a> Absent<'a> {
     /// None so far, of the file of `handle`.
     pub(crate) fn new(handle: &'a Handle) -> Self {
         let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
-        Absent { handle, pages: Vec::new(), end }
+        Absent { handle, pages: Vec::new(), there: Vec::new(), end }
     }
 
     /// Step 1: adds what is absent of `pages`; true if any of it is.
@@ -75,16 +77,19 @@ impl<'a> Absent<'a> {
         let mut page = pages.start;
         // Ends: each turn advances `page`.
         while page < end {
-            page = there_up_to(self.handle, page).unwrap_or_else(|| {
+            page = if let Some(there_end) = there_up_to(self.handle, page) {
+                self.there.extend(page..there_end.min(end));
+                there_end
+            } else {
                 self.pages.push(page);
                 page + 1
-            });
+            };
         }
         self.pages.len() > before
     }
 
     /// The groups, of at most `window` pages, that do not cross a multiple of that.
-    fn groups(mut self, window: u64) -> Vec<Range<u64>> {
+    fn groups(&mut self, window: u64) -> Vec<Range<u64>> {
         self.pages.sort_unstable();
         self.pages.dedup();
         let adjacent =
@@ -100,7 +105,7 @@ impl<'a> Absent<'a> {
     /// # Errors
     /// As for [`fill::prepare`] of the first group, and
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
-    pub(super) fn read(self) -> Result<Option<Arc<Failed>>> {
+    pub(super) fn read(mut self) -> Result<Option<Arc<Failed>>> {
         if self.pages.is_empty() {
             return Ok(None);
         }
@@ -109,7 +114,7 @@ impl<'a> Absent<'a> {
         let failed = Arc::new(Failed::new());
         let groups = self.groups(WINDOW);
         // Step 2.
-        let (first, groups) = FirstGroup::of(handle, groups, For::Thread)?;
+        let (first, groups) = FirstGroup::of(handle, groups, &self.there, For::Thread)?;
         let ahead = first.as_ref().map(|FirstGroup { plan, after, .. }| (*plan, *after));
         let first = first.map(|FirstGroup { mut batch, missed, .. }| {
             batch.tell(&failed);
@@ -168,14 +173,14 @@ impl<'a> Absent<'a> {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
-    pub(crate) fn begin(self) -> Result<()> {
+    pub(crate) fn begin(mut self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());
         }
         let handle = self.handle;
         handle.core.check_owner()?;
         let groups = self.groups(WINDOW);
-        let (first, groups) = FirstGroup::of(handle, groups, For::Future)?;
+        let (first, groups) = FirstGroup::of(handle, groups, &self.there, For::Future)?;
         // Others are on all of them, or there is no memory.
         let Some(FirstGroup { batch, plan, after, missed }) = first else { return Ok(()) };
         let mut misses = vec![missed];
@@ -219,17 +224,18 @@ struct FirstGroup<'a> {
 
 impl<'a> FirstGroup<'a> {
     /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
-    /// if there is no memory at once.
+    /// if there is no memory at once. `there` is about to be used.
     fn of(
         handle: &'a Handle,
         mut groups: Vec<Range<u64>>,
+        there: &[u64],
         wanted: For,
     ) -> Result<(Option<Self>, Vec<Range<u64>>)> {
         let mut begun = 0;
         // Ends: each turn makes the groups shorter, or is the last.
         while let Some(Range { start, end }) = groups.get(begun).cloned() {
             let bytes = (end - start) as usize * PAGE_BYTES;
-            let plan = fill::plan(handle, start, bytes);
+            let plan = fill::plan(handle, start, bytes, there);
             let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
             let after = batch.end();
             if after.is_none() && handle.mapping.index.lookup(start).is_none() {

@@ -1,5 +1,7 @@
 //! Reading ahead, as far as `stream` says. Nobody waits for it, and nothing depends on it.
 
+use std::ops::Range;
+
 use super::batch::{self, For};
 use super::prepare::{FOLIOS_MAX, prepare};
 use crate::base::counters::Event;
@@ -9,7 +11,7 @@ use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
 use crate::pages::residency::Candidate;
-use crate::pages::stream::Plan;
+use crate::pages::stream::{Plan, Unread};
 use crate::source::Request;
 
 /// The most requests prepared before they are submitted: until then their memory is of no use to
@@ -34,10 +36,16 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, end, plan);
 }
 
-/// What to read where `page` is missed by a reader that wants `bytes` bytes from there on.
-pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize) -> Plan {
-    let plan =
-        reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.credit_and_unread());
+/// What to read where `page` is missed by a reader that wants `bytes` bytes from there on, and the
+/// pages `used`, which are there.
+pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, used: &[u64]) -> Plan {
+    let (all, unread) = reader.credit_and_unread();
+    let unread = |pages: Range<u64>| {
+        let used = used.iter().filter(|page| pages.contains(page)).count() as u64;
+        let it = unread(pages);
+        Unread { unused: it.unused.saturating_sub(used), ..it }
+    };
+    let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), (all, unread));
     evict_vain(reader, plan.vain);
     plan
 }

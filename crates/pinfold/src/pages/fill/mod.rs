@@ -60,7 +60,7 @@ pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
-    let plan = || ahead::plan(reader, page, bytes);
+    let plan = || ahead::plan(reader, page, bytes, &[]);
     get_as(reader, page, &WantedPages::new(page, bytes), plan)
 }
 
@@ -205,7 +205,7 @@ pub(crate) fn begin<'a>(
         if let Some(held) = find(reader, page, exactly)? {
             return Ok(Begun::Held(held));
         }
-        let plan = *plan.get_or_insert_with(|| ahead::plan(reader, page, bytes));
+        let plan = *plan.get_or_insert_with(|| ahead::plan(reader, page, bytes, &[]));
         let batch = prepare(reader, page, plan.now_end, For::Future)?;
         let Some(head) = batch.first() else {
             if reader.mapping.index.lookup(page).is_some() {

@@ -93,7 +93,8 @@ impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let frames = &self.core.frames;
         // A forked child does not look: the table may be locked for ever.
-        let files = if self.core.check_owner().is_ok() { self.core.mappings.count() } else { 0 };
+        let files =
+            if self.core.check_owner().is_ok() { self.core.mappings.kept().files } else { 0 };
         f.debug_struct("Cache")
             .field("budget_bytes", &(u64::from(frames.frames()) * PAGE_BYTES as u64))
             .field("free_bytes", &(u64::from(frames.free_frames()) * PAGE_BYTES as u64))

@@ -703,6 +703,6 @@ fn close(core: &Core, mapping: &Mapping) {
         // The source may never answer. Whoever opens the file again has a source that does.
         freeze::drop_on_their_way(core, mapping);
     }
-    core.retire(mapping);
+    core.mappings.retire(mapping);
     drop(source);
 }

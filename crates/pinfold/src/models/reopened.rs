@@ -28,7 +28,7 @@ fn read_and_close(handle: &Handle, wanted: u64) {
     assert_eq!(word(&buf), wanted, "wrong bytes");
     let closed = handle.core.mappings.drop_handle(&handle.mapping);
     assert!(!closed.for_good, "it can be opened again");
-    handle.core.retire(&handle.mapping);
+    handle.core.mappings.retire(&handle.mapping);
 }
 
 fn reopen() {
@@ -40,7 +40,7 @@ fn reopen() {
         assert!(Arc::ptr_eq(&listed, &handle.mapping), "an open file was given up");
         read_and_close(&handle, model.sources[0].word(0));
         freeze::drop_clean(&model.core, &handle.mapping, 0..1);
-        model.core.retire(&handle.mapping);
+        model.core.mappings.retire(&handle.mapping);
         assert_eq!(model.core.mappings.all().len(), 2, "a file was not given up");
     };
     race(&model, Model::evict, open_again);

@@ -1,7 +1,4 @@
-//! The state that all modules of a cache share, and two operations on folios that all of them need:
-//! taking a counted reference, and giving it back.
-//!
-//! Nothing that fits a module of its own belongs here.
+//! What all modules of a cache share; taking a counted reference to a folio, and giving it back.
 
 use std::io;
 use std::sync::Arc;
@@ -93,8 +90,7 @@ impl Core {
         })
     }
 
-    /// # Errors
-    /// [`ErrorKind::Forked`] if the calling process is not the cache's owner.
+    /// [`ErrorKind::Forked`] unless the calling process is the cache's owner.
     pub(crate) fn check_owner(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
     }
@@ -106,8 +102,7 @@ impl Core {
         self.hold_at(mapping, page, mapping.index.lookup_hint(page))
     }
 
-    /// As [`hold`](Self::hold), where a look-up of the page has returned `head`: right or wrong, or
-    /// no frame at all.
+    /// The same, where a look-up has returned `head`: right or wrong, or no frame at all.
     #[inline(always)]
     pub(crate) fn hold_at(
         &self,
@@ -116,19 +111,13 @@ impl Core {
         head: FrameNumber,
     ) -> Option<Held<'_>> {
         let frame = self.frames.try_frame(head)?;
-        if !self.take_one(frame) {
+        if !take_one(self.options.reference(), frame) {
             return None;
         }
         let held = Held { core: self, frame, head };
         mutant::pause();
         // The frame may hold another folio by now: then the drop gives the reference back.
         (held.is(mapping.id, page) || mutant::on(Mutant::CountedBlindly)).then_some(held)
-    }
-
-    /// A reference to whatever folio is at `frame`, unless it is frozen.
-    #[inline(always)]
-    pub(crate) fn take_one(&self, frame: &Frame) -> bool {
-        take_one(self.options.reference(), frame)
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
@@ -156,11 +145,6 @@ impl Core {
             return self.may_leave(changing, page);
         }
         changing.writer(&self.nodes).is_clean(page)
-    }
-
-    /// Removes the mapping from the table if it has neither handles nor pages.
-    pub(crate) fn retire(&self, mapping: &Mapping) {
-        self.mappings.retire(mapping);
     }
 
     /// Gives back one reference, and frees the folio if it was the last one.
@@ -234,12 +218,10 @@ impl<'a> Held<'a> {
         Held { core, frame: core.frames.frame(head), head }
     }
 
-    /// The folio's entry.
     pub(crate) fn frame(&self) -> &'a Frame {
         self.frame
     }
 
-    /// The folio's first frame.
     pub(crate) fn head(&self) -> FrameNumber {
         self.head
     }

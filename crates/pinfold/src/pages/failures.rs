@@ -1,5 +1,4 @@
-//! Errors of failed fills, kept for the threads that waited for them: `fill` stores them, `core` frees
-//! folios. Also the errors of a batch's reads, kept for the batch (`many`).
+//! Errors of failed fills, for the threads that waited for them, and for the batch that began them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +8,7 @@ use crate::base::sync::{self, Mutex};
 use crate::error::Error;
 use crate::frames::{Flags, Frame, FrameNumber};
 
-/// The error of each failed folio, as long as a thread holds the folio.
+/// The error of each failed folio, as long as somebody holds the folio.
 #[derive(Debug)]
 pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
 
@@ -24,7 +23,6 @@ impl Failures {
         frame.set_flags(Flags::FAILED);
     }
 
-    /// The error of the folio's fill, if it failed.
     pub(crate) fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
         if !frame.flags().contains(Flags::FAILED) {
             return None;
@@ -53,7 +51,6 @@ pub(crate) struct Failed {
 }
 
 impl Failed {
-    /// None so far.
     pub(crate) fn new() -> Self {
         Failed { since: Instant::now(), errors: sync::locks::Mutex::default() }
     }

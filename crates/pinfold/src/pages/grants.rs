@@ -1,22 +1,13 @@
-//! Grants: which large folios counted guards may keep, and how much memory that is.
+//! Grants: which large folios counted guards may keep.
 //!
 //! A counted guard of one page keeps its whole folio. So a guard of a large folio (two pages or
 //! more) is only taken of one that is *granted*, and what is granted is at most a 20th of the
-//! cache. `borrow/admit.rs` asks for grants, revokes them, and splits the folio that gets none;
-//! `freeze/revoke.rs` revokes one. Here: the list, and what has become of the folios on it.
+//! cache. What guards keep is therefore that, and as many single pages as they show. A folio that
+//! cannot be split when a guard is wanted (it is pinned, borrowed, or read all the time) is granted
+//! beyond the limit; then nothing more is granted until the list is below the limit again.
 //!
-//! # Why the bound holds
-//!
-//! A folio is on the list from before its flag is set until
-//! - it was frozen, so that nobody holds it, and thawed, which revokes the grant; or
-//! - its frames were freed or split, so that nobody holds it either.
-//!
-//! Its version tells both, as it moves by two each time.
-//!
-//! What guards keep is therefore what is granted, and as many single pages as they show. A folio
-//! that cannot be split when a guard is wanted (it is pinned, borrowed, or being read by others all
-//! the time) is granted beyond the limit; then nothing more is granted until the list is below the
-//! limit again.
+//! A folio is on the list from before its flag is set until it was frozen and thawed, which revokes
+//! the grant, or its frames were freed or split. Each moves its version by two: so the list knows.
 
 use std::collections::VecDeque;
 
@@ -30,7 +21,6 @@ const SHARE: u32 = 20;
 /// The most folios that one search for an idle one looks at.
 const LOOKED_AT_MAX: usize = 8;
 
-/// The folios of a cache that are granted.
 #[derive(Debug)]
 pub(crate) struct Grants {
     /// Held under no other lock, and no other is taken under it.
@@ -42,8 +32,7 @@ pub(crate) struct Grants {
 struct GrantList {
     /// The oldest first.
     folios: VecDeque<Grant>,
-    /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled
-    /// yet.
+    /// Of these, and of those that were taken off and are not settled yet.
     pages: u32,
 }
 
@@ -84,22 +73,21 @@ impl Grant {
 }
 
 impl GrantList {
-    /// Looks at two folios, and takes off what is over. Called for each that is added beyond the
-    /// limit, for which nobody looks for an idle one: so the list has at most as many that are over
-    /// as that are not, but for a few.
-    fn drop_over(&mut self, frames: &Frames) {
-        for _ in 0..2 {
-            let Some(grant) = self.folios.pop_front() else { return };
+    /// Looks at the `most` oldest folios: takes off what is over, and the first that nobody uses.
+    fn take_idle(&mut self, frames: &Frames, most: usize) -> Option<Grant> {
+        for _ in 0..self.folios.len().min(most) {
+            let grant = self.folios.pop_front()?;
             match grant.now(frames.frame(grant.head)) {
                 GrantState::Over => self.pages -= grant.pages,
-                GrantState::Used | GrantState::Idle => self.folios.push_back(grant),
+                GrantState::Used => self.folios.push_back(grant),
+                GrantState::Idle => return Some(grant),
             }
         }
+        None
     }
 }
 
 impl Grants {
-    /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
         Grants { list: Mutex::new(GrantList::default()), pages_max: frames / SHARE }
     }
@@ -115,7 +103,11 @@ impl Grants {
                 if !anyway {
                     return false;
                 }
-                list.drop_over(frames);
+                // Nobody looks for an idle one here: so those that are over do not pile up.
+                for _ in 0..2 {
+                    let idle = list.take_idle(frames, 1);
+                    list.folios.extend(idle);
+                }
             }
             list.pages += pages;
             list.folios.push_back(Grant { head, stamp: frame.last_stamp(), pages });
@@ -124,22 +116,12 @@ impl Grants {
         true
     }
 
-    /// Takes the oldest folio that nobody uses off the list, for [`settle`](Self::settle) to say
-    /// what became of it, and those before it that are over.
+    /// Takes the oldest folio that nobody uses off the list; [`settle`](Self::settle) follows.
     pub(crate) fn oldest_idle(&self, frames: &Frames) -> Option<Grant> {
-        let mut list = self.list.lock();
-        for _ in 0..list.folios.len().min(LOOKED_AT_MAX) {
-            let grant = list.folios.pop_front()?;
-            match grant.now(frames.frame(grant.head)) {
-                GrantState::Over => list.pages -= grant.pages,
-                GrantState::Used => list.folios.push_back(grant),
-                GrantState::Idle => return Some(grant),
-            }
-        }
-        None
+        self.list.lock().take_idle(frames, LOOKED_AT_MAX)
     }
 
-    /// A folio that [`oldest_idle`](Self::oldest_idle) gave was revoked, or stays on the list.
+    /// A folio that was taken off was revoked, or goes back to the list.
     pub(crate) fn settle(&self, grant: Grant, revoked: bool) {
         let mut list = self.list.lock();
         if revoked {

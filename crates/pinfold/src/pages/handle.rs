@@ -1,8 +1,5 @@
-//! One open of a file, as the four ways in (copy, borrow, pin, map) use it.
-//!
-//! The handle has the cache, the file and its access pattern. It also copies what a hit needs of
-//! the cache and the file into one cache line, which saves three dependent loads before the first
-//! load of the page's own data. `file/mod.rs` has the public type.
+//! One open of a file, as the ways in use it: with all that a hit needs of the cache and the file in
+//! one cache line, which saves three dependent loads before the first one of the page's own data.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -18,7 +15,6 @@ use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 use crate::pages::stream::{Credit, Stream, Unread};
 
-/// A file, the cache it is read through, and the access pattern.
 ///
 /// # Invariants
 ///
@@ -29,7 +25,6 @@ pub(crate) struct Handle {
     // The first cache line, in the order in which a hit needs it.
     lookup: Lookup,
     pub(crate) window: Window,
-    /// The mapping's number.
     pub(crate) id: u32,
     /// The longest read that is tried without a reference.
     pub(crate) short_max_bytes: u32,
@@ -43,7 +38,7 @@ pub(crate) struct Handle {
     pub(crate) stream: Stream,
 }
 
-/// The counters of a handle's core, without a load to find them.
+/// The core's counters, without a load to find them.
 #[derive(Debug)]
 struct CoresCounters(NonNull<Counters>);
 
@@ -117,8 +112,7 @@ impl Handle {
         self.hint_behind(offset >> PAGE_SHIFT)
     }
 
-    /// What [`Stream`] asks for: the cache's credit, and what became of pages that were read ahead.
-    /// May be wrong: it takes no lock, and holds nothing.
+    /// What [`Stream`] asks for. May be wrong: it takes no lock, and holds nothing.
     pub(crate) fn credit_and_unread(&self) -> (&Credit, impl Fn(Range<u64>) -> Unread) {
         (&self.core.credit, |pages| self.unread(pages))
     }
@@ -155,7 +149,6 @@ impl Handle {
         unread
     }
 
-    /// The cache's counters.
     #[inline(always)]
     pub(crate) fn counters(&self) -> &Counters {
         // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its

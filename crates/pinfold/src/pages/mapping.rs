@@ -1,7 +1,5 @@
-//! A file in the cache (a mapping), and the table of all of them.
-//!
-//! A mapping has the index with its lock, the length and the source. Finds mappings by file and by
-//! number, and removes them. Pages are handled in `fill` and `freeze`.
+//! A file in the cache (a mapping): its index with the lock, its length, its source; and the table
+//! of all of them.
 //!
 //! # Locks
 //!
@@ -26,9 +24,7 @@ use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
-use crate::source::{
-    Backing, Contents, FileId, FileIdentity, FileKey, LetGo, Truncated, shared_bytes,
-};
+use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -36,10 +32,7 @@ mod tests;
 /// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
 pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
 
-/// The current length of the source of the file `path`.
-///
-/// # Errors
-/// The source cannot report it, or it is above [`LEN_MAX_BYTES`].
+/// The current length of the source; as [`check_len`].
 pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
         Ok(len_bytes) => check_len(len_bytes, path),
@@ -47,10 +40,7 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     }
 }
 
-/// The length, if a file may have it.
-///
-/// # Errors
-/// It is above [`LEN_MAX_BYTES`].
+/// The length, unless it is above [`LEN_MAX_BYTES`].
 pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
     let most_bytes = LEN_MAX_BYTES;
     if len_bytes > most_bytes {
@@ -120,13 +110,13 @@ impl ReadUnder {
         self.contents == *contents
     }
 
-    /// The same as `is_settled_as` for a reader that follows the file.
+    /// [`is_settled_as`](Self::is_settled_as) for a reader that follows the file.
     pub(crate) fn is_followed_as(&self, contents: &Contents) -> bool {
         (self.settled || self.grown) && self.is(contents)
     }
 
-    /// Whether pages that were read under it are those of a file with these contents. Those of a file
-    /// that has grown were compared in part only.
+    /// Whether pages that were read under it are those of a file with these contents. What has grown
+    /// was compared in part only.
     pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
         let grown = self.grown && !mutant::on(Mutant::OpenTrustsGrown);
         mutant::on(Mutant::OpenUncompared) || (self.settled && !grown && self.is(contents))
@@ -162,8 +152,7 @@ impl Mapping {
         bytes
     }
 
-    /// Bytes of what is kept for it outside of the arena, the directory apart, as for
-    /// [`Stats::files_bytes`](crate::Stats::files_bytes).
+    /// As for [`Stats::files_bytes`](crate::Stats::files_bytes).
     pub(crate) fn heap_bytes(&self) -> u64 {
         const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(FileKey, u32)>();
         let names = match &self.identity {
@@ -200,12 +189,10 @@ impl Mapping {
         *self.read_under.lock() = Some(contents);
     }
 
-    /// Whether it is a file of the system, or a block device.
     pub(crate) fn is_of_system(&self) -> bool {
         matches!(self.identity, Some(FileIdentity { key: FileKey::File(_), .. }))
     }
 
-    /// Whether the mapping is of the file `file`.
     pub(crate) fn is_file(&self, file: FileId) -> bool {
         self.identity.as_ref().is_some_and(|identity| identity.key == FileKey::File(file))
     }
@@ -216,39 +203,24 @@ impl Mapping {
         mutant::pause();
     }
 
-    /// Takes the `change` mutex.
     pub(crate) fn change(&self) -> Changing<'_> {
         Changing { mapping: self, guard: self.change.lock() }
-    }
-
-    /// Checks the result of a read of the source.
-    pub(crate) fn check_read(
-        &self,
-        offset: u64,
-        asked: usize,
-        got: usize,
-    ) -> Result<(), Truncated> {
-        Truncated::check(offset, asked as u64, got as u64, self.len_bytes())
     }
 }
 
 impl Changing<'_> {
-    /// The file.
     pub(crate) fn mapping(&self) -> &Mapping {
         self.mapping
     }
 
-    /// The index's writer.
     pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a> {
         self.mapping.index.writer(&mut self.guard.owner, nodes)
     }
 
-    /// Notes that the index has `n` more folios.
     pub(crate) fn folios_added(&mut self, n: u64) {
         self.guard.folios += n;
     }
 
-    /// Notes that the index has one folio less.
     pub(crate) fn folio_removed(&mut self) {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
     }
@@ -270,7 +242,6 @@ impl Changing<'_> {
     }
 }
 
-/// All mappings of a cache.
 #[derive(Debug)]
 pub(crate) struct Mappings {
     table: Mutex<MappingTable>,
@@ -289,7 +260,7 @@ struct MappingTable {
     ids_end: u32,
 }
 
-/// What is kept for files outside of the budget.
+/// What is kept for all files outside of the budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FilesKept {
     pub(crate) files: u64,
@@ -319,23 +290,17 @@ impl Mappings {
         Mappings { table: Mutex::new(table) }
     }
 
-    fn table(&self) -> MutexGuard<'_, MappingTable> {
-        self.table.lock()
-    }
-
     /// The mapping with the number `id`, if there is one.
     pub(crate) fn get(&self, id: u32) -> Option<Arc<Mapping>> {
-        self.table().by_id.get(id as usize)?.clone()
+        self.table.lock().by_id.get(id as usize)?.clone()
     }
 
-    /// All mappings.
     pub(crate) fn all(&self) -> Vec<Arc<Mapping>> {
-        self.table().by_id.iter().flatten().cloned().collect()
+        self.table.lock().by_id.iter().flatten().cloned().collect()
     }
 
-    /// What is kept for all mappings outside of the budget.
     pub(crate) fn kept(&self) -> FilesKept {
-        let table = self.table();
+        let table = self.table.lock();
         let mut kept = FilesKept::default();
         for mapping in table.by_id.iter().flatten() {
             kept.files += 1;
@@ -343,12 +308,6 @@ impl Mappings {
             kept.directories_bytes += mapping.index.heap_bytes();
         }
         kept
-    }
-
-    /// The number of mappings.
-    pub(crate) fn count(&self) -> usize {
-        let table = self.table();
-        table.by_id.len() - table.free_ids.len()
     }
 
     /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
@@ -367,7 +326,7 @@ impl Mappings {
     ) -> Result<(Arc<Mapping>, Option<Arc<Mapping>>)> {
         // Dropped after the table is unlocked.
         let _old_source;
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let mut outdated = None;
         let known = identity.as_ref().and_then(|identity| table.by_key.get(&identity.key).copied());
         if let Some(id) = known {
@@ -423,7 +382,7 @@ impl Mappings {
 
     /// The mapping of a file that has handles, with one more.
     pub(crate) fn open_again(&self, file: FileId) -> Option<Arc<Mapping>> {
-        let table = self.table();
+        let table = self.table.lock();
         let id = *table.by_key.get(&FileKey::File(file))?;
         let mapping = table.by_id[id as usize].as_ref()?;
         // Relaxed, both: ordered by the table's mutex.
@@ -434,20 +393,16 @@ impl Mappings {
         Some(mapping.clone())
     }
 
-    /// Adds a handle to `mapping`, which has one.
     pub(crate) fn clone_handle(&self, mapping: &Mapping) {
-        let _table = self.table();
+        let _table = self.table.lock();
         let before = mapping.handles.fetch_add(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Removes a handle.
-    ///
-    /// Without handles a mapping has no source: whoever opens the file brings one. So a source may
-    /// have handles of the cache that has it, and a file that is closed has no descriptor. (Dirty
-    /// folios will need the source until they are written.)
+    /// Removes a handle. Without handles a mapping has no source: whoever opens the file brings one.
+    /// (Dirty folios will need the source until they are written.)
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
-        let _table = self.table();
+        let _table = self.table.lock();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was dropped that was not there");
         if before > 1 {
@@ -467,7 +422,7 @@ impl Mappings {
             return;
         }
         mutant::pause();
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let id = mapping.id as usize;
         let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));
         let opened =

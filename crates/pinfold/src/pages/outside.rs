@@ -5,34 +5,14 @@
 //! are hollow; of others all are, always: such a file is [outside](Outside::is_outside) as a whole,
 //! and the index's marks say nothing of its dirtiness.
 //!
-//! The cache proper keeps, freezes, moves and evicts hollow folios as it does all others. It asks here
-//! where their bytes are, and it tells here before they go. What answers is `map/outside.rs`. Without
-//! the feature `map`, and in models of loom, nothing is outside: then the functions below are the
-//! answers.
+//! The cache proper keeps, freezes, moves and evicts hollow folios as it does all others. It asks
+//! here where their bytes are, and tells here before they go. `map/outside.rs` answers; without the
+//! feature `map`, and in models of loom, nothing is outside, and the functions below are the answers.
 //!
-//! # The calls, by who makes them
-//!
-//! | call | made by | locks held |
-//! |---|---|---|
-//! | `outside_at` | hits and reads, with a reference; moves | any |
-//! | `unaccessed` | a handle, to find out how far to read ahead | any |
-//! | `is_outside` | whoever wants to know what is dirty | any |
-//! | `notice_stores`, `may_leave` | `freeze/{batch,drop}.rs`, before a folio leaves | the file's `change` mutex |
-//! | `leave_memory` | eviction, step 3; `freeze/drop.rs` | the file's `change` mutex |
-//! | `leave` | eviction, step 5 | the `change` mutexes of the batch |
-//! | `take_out_of_maps` of what it returns | eviction, step 6 | none |
-//! | `taken_in` | `freeze/migrate.rs`, when the bytes are in the arena | the file's `change` mutex |
-//! | `left_in_use` | `freeze/drop.rs` | the file's `change` mutex |
-//! | `freed` | whoever gives back the last reference | perhaps a `change` mutex |
-//! | `settle` | who drops pages, and must know that no map shows them | none, or `resizing` |
-//! | `is_unsettled` | `freeze/drop.rs` | the file's `change` mutex |
-//! | `let_go_of_kept` | who needs a folio without users | none |
-//! | `offer`, `next_in_turn`, `offer_no_more`, `end_turns` | eviction, step 1 | none |
-//! | `write_dirty`, `stays_dirty` | eviction, steps 8 and 9 | none |
-//! | `take_run_back`, `keep_some_free` | who wants memory; the daemon | none |
-//!
-//! With a `change` mutex held, an answer reads no source, allocates no frame, and takes only locks
-//! that are taken after that mutex (`pages/mapping.rs`). Without one, it may evict.
+//! Whoever gets a [`Changing`] is called under the file's `change` mutex; so are `leave_memory`,
+//! `taken_in` and `left_in_use`, perhaps `freed`, and `is_unsettled`. Then an answer reads no
+//! source, allocates no frame, and takes only locks that are taken after that mutex
+//! (`pages/mapping.rs`). `settle` may be called under `resizing`. All others may evict.
 
 use std::ops::Range;
 use std::sync::Arc;

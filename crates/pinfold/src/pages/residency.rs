@@ -1,20 +1,15 @@
-//! Residency: which folios are cached, in the order in which the policy would evict them.
-//!
-//! The policy behind its lock, the ghosts, and the frame table as the policy sees it.
-//! `pinfold-policy` decides which folio is evicted, `reclaim/evict.rs` evicts it.
+//! Which folios are cached, in the order in which the policy (`pinfold-policy`) would evict them;
+//! the ghosts, and the frame table as the policy sees it.
 
-use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Sweep};
+use pinfold_policy::{Answer, Id, NONE, Place, Policy, PolicyState, Residents, S3Fifo, Sweep};
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Mutex;
 use crate::frames::{Flags, Frame, FrameNumber, Frames, Identity};
 
-/// Any policy, for any borrow of the frame table.
-type AnyPolicy = Box<dyn for<'a> Policy<Entries<'a>>>;
-
 /// The policy, behind its lock. The lock is taken under a mapping's `change` mutex or under no
 /// lock, and no lock is taken under it.
-pub(crate) struct Residency(Mutex<AnyPolicy>);
+pub(crate) struct Residency(Mutex<S3Fifo>);
 
 impl std::fmt::Debug for Residency {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,7 +20,7 @@ impl std::fmt::Debug for Residency {
 impl Residency {
     /// For a cache of at most `pages` pages of files.
     pub(crate) fn new(pages: u32) -> Self {
-        Residency(Mutex::new(Box::new(S3Fifo::new(pages.into()))))
+        Residency(Mutex::new(S3Fifo::new(pages.into())))
     }
 
     /// The folio at `head`, of a file that ghosts know as `file`, is up to date from now on. Call it

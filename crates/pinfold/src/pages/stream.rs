@@ -10,26 +10,25 @@
 //! vain. It begins with what the first windows read ahead. Each page that is wanted earns a quarter
 //! of one. When a run ends, each page that was read ahead of it and that nobody has used costs one.
 //! Without credit for the first windows, only a quarter of what is known to be used of the run is
-//! read ahead. So what all runs of a handle read in vain is bounded by a quarter of what is wanted,
-//! by the credit, and by the windows of the last run that had credit.
+//! read ahead.
 //!
 //! Where a run comes to a mark, the pages before it count as used. But somebody who reads a part of
 //! each window meets all marks: so the pages there are looked at, and the run ends if more than a
-//! quarter is unused. Which pages of a folio were read, its entry says (`frames/uses.rs`). If a page
-//! that was read ahead is gone before it is used, the run goes on with half of the window.
+//! quarter is unused (`frames/uses.rs`). If a page that was read ahead is gone before it is used, the
+//! run goes on with half of the window.
 //!
 //! A handle has a few runs at a time, for threads that share it, and maps. What they have read ahead
 //! and not used yet is taken from the credit at once, and given back as it is used.
 //!
 //! Nothing says that a run is over: a reader that goes back to the start of a loop may find all of it
-//! cached. But if a run stands still while the handle's others use as many pages as it has ahead, which
-//! is three windows at least, it counts as over. What is ahead of it is evicted then, where memory is short
-//! ([`Plan::vain`]): it would take the place of what is used, a tenth of a small cache.
+//! cached. But if a run stands still while the handle's others use as many pages as it has ahead,
+//! three windows at least, it counts as over. What is ahead of it is evicted then, where memory is
+//! short ([`Plan::vain`]).
 //!
-//! Handles come and go, and each file has some. So the cache has a credit, too ([`Credit`]), which
-//! all handles earn and use, and a run begins windows only if both allow it. Of the cache's, a run takes
-//! in advance what is ahead of it beyond what it has earned: so scans under way leave it to those that
-//! begin, and files that are read in part and stay open give nothing back.
+//! The cache has a credit, too ([`Credit`]), which all handles earn and use, and a run begins windows
+//! only if both allow it. Of the cache's, a run takes in advance what is ahead of it beyond what it has
+//! earned: so scans under way leave it to those that begin, and files that are read in part and stay
+//! open give nothing back.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -35,12 +35,10 @@ use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
 use crate::error::Result;
-use crate::frames::{FrameNumber, Order, PAGE_BYTES};
-use crate::pages::core::Core;
+use crate::frames::{Order, PAGE_BYTES};
 use crate::pages::failures::Failed;
-use crate::pages::fill::{self, FOLIOS_MAX, FillBatch, For};
+use crate::pages::fill::{self, FOLIOS_MAX, FillBatch, Filling, For};
 use crate::pages::handle::Handle;
-use crate::pages::mapping::Mapping;
 use crate::pages::pressure::Need;
 use crate::pages::stream::Plan;
 
@@ -154,8 +152,7 @@ impl<'a> Absent<'a> {
         }
         // Step 5, by the engine.
         let others = prepare_others();
-        let request = |batch| fill::request(handle, batch).awaited();
-        let mut requests = others.into_iter().map(request).collect();
+        let mut requests = others.into_iter().map(|batch| batch.request().awaited()).collect();
         handle.mapping.backing.submit(&mut requests);
         // Step 6.
         if let Some(batch) = first {
@@ -184,14 +181,14 @@ impl<'a> Absent<'a> {
         // Others are on all of them, or there is no memory.
         let Some(FirstGroup { batch, plan, after, missed }) = first else { return Ok(()) };
         let mut misses = vec![missed];
-        let mut requests = vec![fill::request(handle, batch).awaited()];
+        let mut requests = vec![batch.request().awaited()];
         let (mut left, mut all_misses) = (&groups[..], 0);
         // Ends: each turn is the last, or of the groups after some others.
         loop {
             let (now, later) = left.split_at(submission(left).len());
             for batch in prepare(handle, now, For::Batch).0 {
                 misses.push(batch.folios() as u64);
-                requests.push(fill::request(handle, batch).awaited());
+                requests.push(batch.request().awaited());
             }
             handle.mapping.backing.submit(&mut requests);
             // What was not taken is no miss: each future tries by itself.
@@ -213,8 +210,8 @@ impl<'a> Absent<'a> {
 }
 
 /// What is on its way of the first group, and what to read ahead behind it.
-struct FirstGroup<'a> {
-    batch: MissBatch<'a>,
+struct FirstGroup {
+    batch: FillBatch,
     plan: Plan,
     /// The page after the batch.
     after: u64,
@@ -222,11 +219,11 @@ struct FirstGroup<'a> {
     missed: u64,
 }
 
-impl<'a> FirstGroup<'a> {
+impl FirstGroup {
     /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
     /// if there is no memory at once. `there` is about to be used.
     fn of(
-        handle: &'a Handle,
+        handle: &Handle,
         mut groups: Vec<Range<u64>>,
         there: &[u64],
         wanted: For,
@@ -255,11 +252,9 @@ impl<'a> FirstGroup<'a> {
 }
 
 /// How many folios they have.
-fn folios(batches: &[MissBatch<'_>]) -> u64 {
+fn folios(batches: &[FillBatch]) -> u64 {
     batches.iter().map(|batch| batch.folios() as u64).sum()
 }
-
-type MissBatch<'a> = FillBatch<&'a Core, &'a Mapping>;
 
 /// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
 /// ways: it takes no lock, and holds nothing.
@@ -344,71 +339,53 @@ fn start_all(handle: &Handle, groups: &[Range<u64>]) -> bool {
 fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
     let (batches, whole) = prepare(handle, groups, For::Nobody);
     handle.core.counters.add(Event::Readahead, folios(&batches));
-    let mut requests = batches.into_iter().map(|batch| fill::request(handle, batch)).collect();
+    let mut requests = batches.into_iter().map(FillBatch::request).collect();
     handle.mapping.backing.submit(&mut requests);
     let taken = requests.is_empty();
     fill::give_up(requests);
     taken && whole
 }
 
-/// Memory for a part of a group.
-struct Got {
-    page: u64,
-    order: Order,
-    head: FrameNumber,
-    /// The group.
-    group: usize,
-}
-
-/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may,
-/// or where another thread's folio divides it. Also whether there was memory for all. Waits for
-/// nothing but locks.
-fn prepare<'a>(
-    handle: &'a Handle,
-    groups: &[Range<u64>],
-    wanted: For,
-) -> (Vec<MissBatch<'a>>, bool) {
-    let (got, whole) = allocate(handle, groups);
-    if got.is_empty() {
-        return (Vec::new(), whole);
+/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may, or
+/// where another thread's folio divides it. Also whether there was memory for all. Waits for nothing
+/// but locks.
+fn prepare(handle: &Handle, groups: &[Range<u64>], wanted: For) -> (Vec<FillBatch>, bool) {
+    let (folios, whole) = allocate(handle, groups);
+    let mut batches: Vec<FillBatch> = Vec::new();
+    if folios.is_empty() {
+        return (batches, whole);
     }
-    let folios = got.iter().map(|got| (got.page, got.order, got.head));
-    let filling = fill::insert_all(handle, folios);
-    let mut batches: Vec<FillBatch<_, _>> = Vec::new();
-    let mut group = None;
-    for (got, filling) in got.iter().zip(filling) {
-        let Some(filling) = filling else { continue };
-        let same = group == Some(got.group);
-        let last = batches
-            .last_mut()
-            .filter(|last| same && last.end() == Some(got.page) && last.folios() < FOLIOS_MAX);
-        match last {
-            Some(batch) => batch.push(filling),
-            None => batches.push(FillBatch::of(handle, filling, wanted)),
+    for folio in fill::insert_all(handle, folios, false).0 {
+        let begins_group = groups.binary_search_by_key(&folio.page, |group| group.start).is_ok();
+        let goes_on = batches.last().is_some_and(|last| {
+            !begins_group && last.end() == Some(folio.page) && last.folios() < FOLIOS_MAX
+        });
+        if !goes_on {
+            batches.push(FillBatch::new(handle, wanted));
         }
-        group = Some(got.group);
+        batches.last_mut().expect("there is one").push(folio);
     }
     (batches, whole)
 }
 
 /// Step 3, and whether it is done for all.
-fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Got>, bool) {
+fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Filling>, bool) {
     let core = &*handle.core;
     let mut all = Vec::with_capacity(groups.len());
-    for (group, Range { start, end }) in groups.iter().cloned().enumerate() {
+    for Range { start, end } in groups.iter().cloned() {
         let mut page = start;
         // Ends: each turn advances `page`.
         while page < end {
             let wish = Order::of_block_at(page, end).min(core.pressure.order_max);
             let on_its_way = &handle.mapping.on_its_way;
-            if !core.pressure.fill_begins(on_its_way, wish, Need::Nobody) {
+            if !core.pressure.shares.fill_begins(on_its_way, wish, Need::Nobody) {
                 return (all, false);
             }
             // The first group alone may wait: see the head of `many/mod.rs`.
             let waits = mutant::on(Mutant::GroupsWait);
             let got = fill::allocate(handle, wish, waits).ok().flatten();
             let Some((head, order)) = got else { return (all, false) };
-            all.push(Got { page, order, head, group });
+            all.push(Filling { head, page, order });
             page += u64::from(order.frames());
         }
     }

@@ -44,7 +44,7 @@ use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
-use crate::pages::reclaim;
+use crate::pages::reclaim::{self, kept_pages_max};
 
 use super::run::{PinnedRun, PinnedRuns};
 use super::{PinnedRange, too_many};
@@ -164,7 +164,7 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     if range.start < range.end && range.end <= len_bytes {
         let asked_bytes = range.end.next_multiple_of(PAGE_BYTES as u64)
             - range.start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        if asked_bytes >> PAGE_SHIFT <= pages_max(core) {
+        if asked_bytes >> PAGE_SHIFT <= u64::from(kept_pages_max(core)) {
             return Ok(());
         }
         return Err(Cause::PinTooLarge {
@@ -172,7 +172,7 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
             start: range.start,
             end: range.end,
             asked_bytes,
-            most_bytes: pages_max(core) << PAGE_SHIFT,
+            most_bytes: u64::from(kept_pages_max(core)) << PAGE_SHIFT,
             budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
         }
         .into());
@@ -190,14 +190,6 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
     };
     let path = mapping.path.clone();
     Cause::PinRange { path, start: range.start, end: range.end, cause }.into()
-}
-
-/// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
-/// for that many pages, and a small reserve.
-#[inline]
-pub(crate) fn pages_max(core: &Core) -> u64 {
-    let frames = u64::from(core.frames.frames());
-    frames - frames / 64 - (frames / 64).max(16)
 }
 
 /// Pins folios of a single page as long as they follow the run. Returns the first that does not;

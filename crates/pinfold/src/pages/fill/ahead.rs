@@ -1,8 +1,8 @@
-//! Reading ahead, as far as `stream` says. Nobody waits for it, and nothing depends on it.
+//! Reading ahead, as far as `stream` says. Nobody waits for it.
 
 use std::ops::Range;
 
-use super::batch::{self, For};
+use super::batch::For;
 use super::prepare::{FOLIOS_MAX, prepare};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
@@ -14,8 +14,7 @@ use crate::pages::residency::Candidate;
 use crate::pages::stream::{Plan, Unread};
 use crate::source::Request;
 
-/// The most requests prepared before they are submitted: until then their memory is of no use to
-/// anyone.
+/// The most requests prepared before they are submitted: until then their memory is idle.
 const REQUESTS_MAX: usize = 8;
 
 /// Called by a reader that meets a readahead mark.
@@ -80,13 +79,12 @@ fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
     }
 }
 
-/// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
-/// no thread waits for it.
+/// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. A best effort.
 pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     start_around(reader, from, plan, None);
 }
 
-/// [`start_ahead`] with a page that somebody waits for: what it is read with goes before other reads ahead.
+/// The same, with a page that somebody waits for: what it is read with goes before other reads ahead.
 pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();
     let mut page = from;
@@ -115,7 +113,7 @@ pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Optio
             reader.core.frames.frame(head).set_flags(Flags::READAHEAD);
         }
         reader.core.counters.add(Event::Readahead, batch.folios() as u64);
-        let request = batch::request(reader, batch);
+        let request = batch.request();
         let is_wanted = wanted.is_some_and(|wanted| (start..page).contains(&wanted));
         requests.push(if is_wanted { request.awaited() } else { request });
         if requests.len() == REQUESTS_MAX {

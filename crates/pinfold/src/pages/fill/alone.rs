@@ -1,12 +1,9 @@
 //! Whether what a failed read was to bring is read once more, without what others want.
 //!
-//! A read mostly has more pages than one reader wants: those of a window, or of a batch. It fails
-//! as a whole, and nobody knows for which page. So whoever wants only some of them reads these
-//! alone, and reports the error of that read. Whoever wants all of them reports the error at once.
-//!
-//! A source that hangs is not asked again, as its readers would wait once more: the read ended by
-//! its deadline, or took as long as a reader waits for memory while others are under way.
-
+//! A read of many pages fails as a whole, and nobody knows for which of them. So whoever wants only
+//! some reads these alone, and reports the error of that read. A source that hangs is not asked
+//! again: the read ended by its deadline, or took as long as a reader waits for memory while others
+//! are under way.
 use std::io;
 use std::ops::Range;
 use std::time::Instant;

@@ -1,9 +1,7 @@
-//! Folios that are being filled: what reads them, and what ends their fill, well or not. Steps 3 to 5
-//! of a fill (`mod.rs`).
+//! Folios that are being filled: what reads them, and what ends their fill. Steps 3 to 5 (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -16,7 +14,7 @@ use crate::pages::core::Core;
 use crate::pages::failures::Failed;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
-use crate::source::{self, Extent, Reading, Request};
+use crate::source::{self, Extent, Reading, Request, Truncated};
 
 /// Who wants what is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +29,12 @@ pub(crate) enum For {
     Nobody,
 }
 
-/// A folio being filled: in the index, with a reference of the filler's.
+/// A folio that is being filled (in the index, with a reference of the filler's), or is about to be.
 #[derive(Debug)]
 pub(crate) struct Filling {
-    pub(super) head: FrameNumber,
-    pub(super) page: u64,
-    pub(super) order: Order,
+    pub(crate) head: FrameNumber,
+    pub(crate) page: u64,
+    pub(crate) order: Order,
 }
 
 impl Filling {
@@ -45,14 +43,13 @@ impl Filling {
     }
 }
 
-/// Folios being filled that are adjacent in the file and are read at once.
-///
-/// [`FillBatch::finish`] completes them. If an early return or a panic skips it, the drop completes
-/// them with an error: otherwise their readers would wait for ever.
+/// Folios being filled that are adjacent in the file and are read at once. If an early return or a
+/// panic skips [`finish`](Self::finish), the drop completes them with an error: otherwise their
+/// readers would wait for ever.
 #[derive(Debug)]
-pub(crate) struct FillBatch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
-    core: C,
-    mapping: M,
+pub(crate) struct FillBatch {
+    core: Arc<Core>,
+    mapping: Arc<Mapping>,
     folios: VecDeque<Filling>,
     /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
     /// removes the folios, and those that waited read for themselves.
@@ -61,7 +58,13 @@ pub(crate) struct FillBatch<C: Deref<Target = Core>, M: Deref<Target = Mapping>>
     failed: Option<Arc<Failed>>,
 }
 
-impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
+impl FillBatch {
+    /// A batch of no folio so far.
+    pub(crate) fn new(reader: &Handle, wanted: For) -> Self {
+        let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
+        FillBatch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
+    }
+
     /// The offset in the file at which it begins. The batch must not be empty.
     fn offset(&self) -> u64 {
         self.folios[0].page << PAGE_SHIFT
@@ -72,25 +75,37 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
         let extent = |filling: &Filling| {
             let address = NonNull::new(self.core.frames.address(filling.head));
             let address = address.expect("the arena is not at 0");
-            // SAFETY: only its filler writes to the frames of a folio being filled; they stay
-            // mapped as long as the core lives; other threads read them by racing loads
-            // (`copy_racing`) only, or under a reference once the version says that the fill is
-            // over.
+            // SAFETY: only its filler writes to the frames of a folio being filled; they stay mapped
+            // as long as the core lives; other threads read them by racing loads only, or under a
+            // reference once the version says that the fill is over.
             unsafe { Extent::new(address, filling.order.bytes()) }
         };
         self.folios.iter().map(extent).collect()
     }
 
-    /// Steps 3 to 5, in the calling thread; as [`Self::finish`].
+    /// Steps 3 to 5, in the calling thread; as [`finish`](Self::finish).
     pub(crate) fn read(self, keep_first: bool) {
         // Step 3.
         let read = self.mapping.backing.read(self.offset(), &self.extents());
         self.finish(read, keep_first);
     }
 
-    /// The offset and the memory of the read.
+    /// The read of step 3.
     pub(crate) fn reading(&self) -> Reading<'_> {
         (self.offset(), self.extents())
+    }
+
+    /// The request that does steps 3 to 5 asynchronously.
+    pub(crate) fn request(self) -> Request {
+        let offset = self.offset();
+        let owned = |extent: Extent<'_>| {
+            // SAFETY: as in `extents`; the completion keeps the core, and so the arena, alive.
+            unsafe { Extent::new(extent.address(), extent.bytes()) }
+        };
+        let extents = self.extents().into_iter().map(owned).collect();
+        let completion = move |read: io::Result<usize>| self.finish(read, false);
+        // SAFETY: as above, until the completion is called.
+        unsafe { Request::read(offset, extents, Box::new(completion)) }
     }
 
     /// From now on `failed` is told of errors.
@@ -98,7 +113,6 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
         self.failed = Some(failed.clone());
     }
 
-    /// How many folios it has.
     pub(crate) fn folios(&self) -> usize {
         self.folios.len()
     }
@@ -111,10 +125,6 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
     /// The head of its first folio, unless it is empty.
     pub(super) fn first(&self) -> Option<FrameNumber> {
         self.folios.front().map(|first| first.head)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.folios.is_empty()
     }
 
     /// Adds a folio that begins where the last one ends.
@@ -153,16 +163,15 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
             failed.remember(pages, self.read_error(offset, asked_bytes, cause));
         }
         let mut keep = keep_first;
-        // Each folio leaves the batch before it lands: if landing panics, the drop lands the
-        // others.
+        // Each folio leaves the batch before it lands: if landing panics, the drop lands the rest.
         while let Some(filling) = self.folios.pop_front() {
             let at = (filling.page << PAGE_SHIFT) - offset;
             let path = || self.mapping.path.clone();
-            let checked = match &read {
+            let checked: Result<()> = match &read {
                 Ok(got) => {
-                    let got = got.saturating_sub(at as usize).min(filling.order.bytes());
-                    self.mapping
-                        .check_read(offset + at, filling.order.bytes(), got)
+                    let asked = filling.order.bytes() as u64;
+                    let got = (*got as u64).saturating_sub(at).min(asked);
+                    Truncated::check(offset + at, asked, got, self.mapping.len_bytes())
                         .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
                 }
                 Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
@@ -181,29 +190,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> FillBatch<C, M> {
     }
 }
 
-impl<'a> FillBatch<&'a Core, &'a Mapping> {
-    /// A batch of no folio so far.
-    pub(super) fn new(reader: &'a Handle, wanted: For) -> Self {
-        let (core, mapping) = (&*reader.core, &*reader.mapping);
-        FillBatch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
-    }
-
-    /// A batch of one folio so far.
-    pub(crate) fn of(reader: &'a Handle, filling: Filling, wanted: For) -> Self {
-        let mut batch = FillBatch::new(reader, wanted);
-        batch.push(filling);
-        batch
-    }
-
-    /// The same batch with owned handles, which outlives the call.
-    fn into_owned(mut self, reader: &Handle) -> FillBatch<Arc<Core>, Arc<Mapping>> {
-        let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
-        let folios = std::mem::take(&mut self.folios);
-        FillBatch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
-    }
-}
-
-impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for FillBatch<C, M> {
+impl Drop for FillBatch {
     fn drop(&mut self) {
         // After a failure loom's atomics are gone.
         if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
@@ -215,23 +202,8 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for FillBatch<C, 
     }
 }
 
-/// The request that fills `batch` asynchronously.
-pub(crate) fn request(reader: &Handle, batch: FillBatch<&Core, &Mapping>) -> Request {
-    let batch = batch.into_owned(reader);
-    let offset = batch.offset();
-    let extents = batch.extents();
-    let extents = extents
-        .iter()
-        // SAFETY: as in `extents`; the completion below keeps the core, and so the arena, alive.
-        .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
-        .collect();
-    let completion = move |read: io::Result<usize>| batch.finish(read, false);
-    // SAFETY: as above, until the completion is called.
-    unsafe { Request::read(offset, extents, Box::new(completion)) }
-}
-
-/// Step 4 for one folio, and the wake-up. A fill that was refused before it began brings nothing,
-/// and frees nothing that was not free before it: that is no progress.
+/// Step 4 for one folio, and the wake-up. A fill that was refused before it began frees nothing that
+/// was not free before it: that is no progress.
 fn land(
     core: &Core,
     mapping: &Mapping,
@@ -282,7 +254,7 @@ fn land(
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.pressure.fill_ends(&mapping.on_its_way, filling.order.frames());
+    core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());
     // Step 5.
     if !mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
@@ -295,7 +267,7 @@ fn land(
             core.put(filling.head);
         }
         // It may have been the last folio of a file that has no handle any more.
-        core.retire(mapping);
+        core.mappings.retire(mapping);
     }
     if !refused {
         mapping.on_its_way.read_ended();

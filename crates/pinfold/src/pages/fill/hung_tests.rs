@@ -223,7 +223,7 @@ fn who_waits_for_its_own_file_goes_on_when_a_read_of_it_ends() {
 
 fn cache_is_full(file: &File) -> bool {
     let handle = file.handle();
-    handle.core.pressure.enough_on_its_way(&handle.mapping.on_its_way)
+    handle.core.pressure.shares.is_enough(&handle.mapping.on_its_way)
 }
 
 /// What is not read after all counts no more: where another thread was faster, and where there is no

@@ -1,7 +1,7 @@
 //! A miss: which thread fills, which threads wait.
 //!
-//! Gets a folio that is up to date, from the index or the source, and reads ahead. `stream` decides
-//! how far to read ahead, `source` reads, `reclaim` evicts.
+//! Gets a folio that is up to date, from the index or the source, and reads ahead as far as `stream`
+//! says.
 //!
 //! | file | subject |
 //! |---|---|
@@ -15,20 +15,20 @@
 //!
 //! 1. count the folio as on its way; a thread waits first, if its file has enough on its way. Then
 //!    allocate it (count 1, version odd, no mapping): before any lock, as it may have to evict;
-//! 2. under the mapping's `change` mutex, unless the index has a folio there by now: set the
-//!    identity, insert the folio into the index (which has the first reference), take one more
-//!    reference for the filler;
+//! 2. set the identity; under the mapping's `change` mutex, unless the index has a folio there by
+//!    now: insert the folio into the index (which has the first reference), take one more reference
+//!    for the filler;
 //! 3. without the mutex, read from the source;
 //! 4. under the mutex, unless the folio was dropped meanwhile: make the version even, tell the
 //!    policy. On an error instead: remove it from the index, leave the error for the waiters,
 //!    forget the identity;
 //! 5. wake the waiters, give back the filler's reference.
 //!
-//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. A folio has one
-//! filler, because only one thread finds the index empty in step 2. The fills of the others end
-//! there: they forget the identity and wake the waiters, since a thread with an old hint to this
-//! frame may have taken a reference meanwhile. Errors are not cached: after step 4 the next reader
-//! finds nothing and fills again. So does each waiter that wants only some of what was read.
+//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one thread finds
+//! the index empty in step 2. The fills of the others end there: they forget the identity and wake
+//! the waiters, since a thread with an old hint to this frame may have taken a reference meanwhile.
+//! Errors are not cached: after step 4 the next reader fills again, and so does each waiter that
+//! wants only some of what was read.
 
 mod ahead;
 mod alone;
@@ -52,7 +52,7 @@ use crate::pages::stream::Plan;
 pub(crate) use ahead::start_around;
 pub(crate) use ahead::{end_ahead, give_up, plan, read_further, start_ahead};
 pub(crate) use alone::WantedPages;
-pub(crate) use batch::{FillBatch, For, request};
+pub(crate) use batch::{FillBatch, Filling, For};
 pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
 
 /// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
@@ -83,8 +83,8 @@ fn get_as<'a>(
     core.check_owner()?;
     let (mut alone, mut exactly) = (None, false);
     // Ends: each iteration that does not return was undone by an invalidation, or lost a race for the
-    // page and then looks it up under the mapping's mutex, or follows a failed read of more than this
-    // reader wants. At most one such read was begun by this reader, which then reads alone.
+    // page and then looks it up under the mutex, or follows a failed read of more than this reader
+    // wants: one of its own at most, as it reads alone then.
     loop {
         let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),
@@ -117,7 +117,7 @@ fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
     held.map(Some).ok_or_else(too_many)
 }
 
-/// Waits for a folio that is being filled. `None`: it was dropped meanwhile.
+/// Waits for a folio that is being filled; as [`arrived`].
 fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
     if is_on_its_way(frame) {
@@ -162,7 +162,7 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 }
 
 /// Reads what is absent from `page` on, up to `end` or the next page that is cached, if there is
-/// memory for it at once; waits for the read. Who wants a page of it sees an error.
+/// memory for it at once.
 #[cfg(feature = "map")]
 #[cold]
 #[inline(never)]
@@ -177,7 +177,7 @@ pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {
     }
 }
 
-/// What a future gets of a page: see [`begin`].
+/// See [`begin`].
 pub(crate) enum Begun<'a> {
     /// The folio, up to date or on its way.
     Held(Held<'a>),
@@ -187,8 +187,8 @@ pub(crate) enum Begun<'a> {
     NoWorker,
 }
 
-/// The same as [`get`] for a future, which waits for nothing here. `plan` stays with the future:
-/// it is made by the first call that has to read something.
+/// [`get`] for a future, which waits for nothing here. `plan` is made by the first call that has to
+/// read something, and stays with the future.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin<'a>(
@@ -217,7 +217,7 @@ pub(crate) fn begin<'a>(
         let after = batch.end().unwrap_or(page);
         // The future's own reference, beside that of the filler, which the request gives back.
         core.frames.frame(head).count.get(1);
-        let mut requests = vec![request(reader, batch).awaited()];
+        let mut requests = vec![batch.request().awaited()];
         let submitted = reader.mapping.backing.try_submit(&mut requests);
         match (requests.pop(), submitted) {
             (None, _) => {}
@@ -240,7 +240,7 @@ pub(crate) fn begin<'a>(
 
 /// Why [`begin`] found no memory for a page of this file.
 pub(crate) fn why_none(reader: &Handle) -> Refused {
-    if reader.core.pressure.enough_on_its_way(&reader.mapping.on_its_way) {
+    if reader.core.pressure.shares.is_enough(&reader.mapping.on_its_way) {
         Refused::OwnFile
     } else {
         Refused::NoMemory

@@ -1,7 +1,5 @@
-//! Freezing many folios at once: one fence and one scan of the readers' slots serve all.
-//!
-//! Does the steps before and after the freeze of a folio that is to be evicted or moved; the caller
-//! does the rest.
+//! Freezing many folios at once, to evict or move them: one fence and one scan of the readers' slots
+//! serve all.
 //!
 //! 1. find the mapping of each folio from its entry;
 //! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
@@ -11,8 +9,8 @@
 //! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
 //! 6. release the mutexes, when the batch is dropped.
 //!
-//! This is the only place where more than one `change` mutex is held. All other code takes one, and
-//! no other while it is held; here they are taken in one order. So there is no cycle.
+//! This is the only place where more than one `change` mutex is held, always taken in one order. So
+//! there is no cycle.
 
 use std::sync::Arc;
 
@@ -38,18 +36,17 @@ pub(crate) enum To {
 /// Folios to be frozen together, with their mappings.
 #[derive(Debug)]
 pub(crate) struct Candidates {
-    folios: Vec<Candidate>,
+    pub(crate) folios: Vec<Candidate>,
     /// In rising order of their numbers, without duplicates.
-    mappings: Vec<Arc<Mapping>>,
+    pub(crate) mappings: Vec<Arc<Mapping>>,
 }
 
-/// A batch whose mappings' `change` mutexes are held. Each of its folios is either frozen or in
-/// use.
+/// A batch whose mappings' `change` mutexes are held. Each of its folios is frozen or in use.
 #[derive(Debug)]
 pub(crate) struct FrozenBatch<'a> {
     folios: &'a [Candidate],
     /// In the order of the batch's `mappings`.
-    changing: Vec<Changing<'a>>,
+    pub(crate) changing: Vec<Changing<'a>>,
     /// Per folio: the index of its mapping, or why it is not frozen.
     states: Vec<Result<usize, InUse>>,
 }
@@ -80,21 +77,6 @@ impl Candidates {
         Candidates { folios, mappings }
     }
 
-    /// The number of folios.
-    pub(crate) fn len(&self) -> usize {
-        self.folios.len()
-    }
-
-    /// The `n`th folio.
-    pub(crate) fn folio(&self, n: usize) -> Candidate {
-        self.folios[n]
-    }
-
-    /// The files of its folios.
-    pub(crate) fn mappings(&self) -> &[Arc<Mapping>] {
-        &self.mappings
-    }
-
     /// Steps 2 to 5, except for the caller's part.
     pub(crate) fn freeze(&self, core: &Core, to: To) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
@@ -121,9 +103,7 @@ impl Candidates {
         }
         FrozenBatch { folios: &self.folios, changing, states }
     }
-}
 
-impl Candidates {
     /// Whether pages that are outside are clean is looked up, right before they leave.
     fn notice_stores(&self, core: &Core, changing: &mut [Changing<'_>]) {
         for (mapping, changing) in self.mappings.iter().zip(changing) {
@@ -175,11 +155,6 @@ impl<'a> FrozenBatch<'a> {
     pub(crate) fn stays(&mut self, core: &Core, n: usize) {
         users::thaw(core.frames.frame(self.folios[n].head));
         self.states[n] = Err(InUse::Pinned);
-    }
-
-    /// The `n`th of the batch's mappings, whose mutex is held.
-    pub(crate) fn changing(&mut self, n: usize) -> &mut Changing<'a> {
-        &mut self.changing[n]
     }
 }
 

@@ -1,5 +1,4 @@
-//! Dropping: folios leave their file and are not replaced. This is not a user of freeze: a folio
-//! that has holders is removed from the index all the same.
+//! Dropping: folios leave their file and are not replaced, held or not.
 //!
 //! [`drop_clean`] keeps dirty folios; [`discard`] drops them too, and is only for bytes that the
 //! file does not have any more.
@@ -47,7 +46,7 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
     drop_range(core, mapping, pages, which, None).0
 }
 
-/// Drops the folios that are being filled. Their fills go on, and nobody waits for them any more.
+/// Drops the folios that are being filled. Their fills go on.
 pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
     let _ = drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
 }
@@ -84,13 +83,11 @@ impl Gone {
 ///
 /// First discards all folios with a page beyond the shorter of the two lengths, including those
 /// being filled; stores the length in the critical section that finds none left. So each folio
-/// knows how many of its bytes the file has, from its landing (which is under the mutex too) until
-/// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
-/// critical section first asks whether all folios are clean: one may become dirty in between.
+/// knows how many of its bytes the file has, from its landing (under the mutex too) until it is
+/// dropped, and a thread that has seen the new length finds no byte of the old one.
 ///
-/// A map shows what is outside, whatever the index has. So hollow folios are let go of, and those who
-/// just put one there or take one out are waited for, before the length is stored: a thread that has
-/// seen it finds no page of before in a map, unless somebody uses it.
+/// A map shows what is outside, whatever the index has. So hollow folios are let go of, and those
+/// who just put one there or take one out are waited for, before the length is stored.
 ///
 /// The caller lets go of the other folios when it has released that mutex. All of it is done within
 /// [`together`](crate::base::wait::together), as futures are woken under that mutex.
@@ -129,9 +126,8 @@ fn drop_range(
     let mut later = Gone::default();
     let mut from = pages.start;
     let (mut is_shown, mut clears) = (false, 0);
-    // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
-    // again for folios inserted meanwhile, each of which takes a read of the source, and a few times
-    // for what is outside.
+    // Ends: each turn begins after the last folio of the previous one. It begins again for folios
+    // inserted meanwhile, each of which takes a read, and a few times for what is outside.
     while from < pages.end {
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
@@ -205,8 +201,8 @@ fn drop_range(
     (dropped, later)
 }
 
-/// Drops all folios of `pages` of a file that is outside, on their way or not. The pages are
-/// not in memory any more. The caller lets go of what is returned, without the mutex.
+/// Drops all folios of `pages` of a file that is outside, whose pages are not in memory any more.
+/// The caller lets go of what is returned, without the mutex.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn drop_within(
     core: &Core,

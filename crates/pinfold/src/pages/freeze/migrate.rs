@@ -1,8 +1,6 @@
-//! Migration: a folio's bytes move to other frames.
-//!
-//! [`migrate`] does all steps for one folio, [`move_frozen`] steps 2 to 7 for one of a frozen
-//! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
-//! `change` mutex:
+//! Migration: a folio's bytes move to other frames: [`migrate`] for one folio, [`move_frozen`] (steps
+//! 2 to 7) for one of a frozen batch. The caller has allocated the new folio (count 1, version odd,
+//! no mapping), and frees the old frames without the mutex. Under the `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
 //! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if it
 //!    remains one; if not, they are taken in (`pages/outside.rs`);
@@ -12,7 +10,7 @@
 //!    frame; so a migration moves the version although the page is not deleted;
 //! 5. tell the policy;
 //! 6. make the new folio's version even; its count of 1 is the index's;
-//! 7. forget the old folio's identity, and free it.
+//! 7. forget the old folio's identity.
 //!
 //! The caller wakes the futures that met the folio meanwhile when it has released the mutexes.
 
@@ -26,7 +24,7 @@ use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
 use crate::pages::outside::Outside;
 
-/// Steps 1 to 7, except that the caller frees the old frames, without the mutex.
+/// All steps.
 ///
 /// # Errors
 /// The folio is held or borrowed; nothing was changed.
@@ -44,7 +42,7 @@ pub(crate) fn migrate(
     Ok(move_frozen(core, changing, folio, new_head))
 }
 
-/// Steps 2 to 7, likewise.
+/// Steps 2 to 7.
 pub(crate) fn move_frozen(
     core: &Core,
     changing: &mut Changing<'_>,

@@ -10,12 +10,10 @@
 //! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for | yes | no: its bytes stay | is thawed |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
-//! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd all
-//! that time. Who freezes has no reference to the folio: the count is frozen from the index's own
-//! (1), so any other reference or pin makes the freeze fail. A folio that a reader has announced is
-//! thawed (`users.rs`). Whoever only drops leaves the old folio to its users; so does `map/`, where it puts
-//! its bytes outside of the arena.
-//!
+//! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd
+//! all that time. The count is frozen from the index's own reference, so that any other reference or
+//! pin makes the freeze fail. A folio that a reader has announced is thawed. Whoever only drops
+//! leaves the old folio to its users; so does `map/`, where it puts its bytes outside of the arena.
 //! Nothing here allocates or evicts.
 
 mod batch;

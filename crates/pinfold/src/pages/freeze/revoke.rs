@@ -1,8 +1,6 @@
-//! Revoking a grant (`grants`): from then on a counted guard of the folio has to be asked for.
-//!
-//! Under the `change` mutex:
-//! 1. freeze the folio, version odd: nobody has a reference, and a thread that looked it up before
-//!    finds another version once it has one. Borrows go on: the bytes stay;
+//! Revoking a grant (`grants`), under the `change` mutex:
+//! 1. freeze the folio, version odd: nobody has a reference, and whoever looked it up before finds
+//!    another version. Borrows go on: the bytes stay;
 //! 2. thaw it, which revokes the grant before the version is even.
 
 use super::users;

@@ -65,17 +65,15 @@ pub(crate) fn split(
 
 /// Steps 3 and 4, under the policy's lock.
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
-    let (uses, file_bytes, hollow) = {
-        let frame = core.frames.frame(folio.frame);
-        // The uses of a piece; `None` if nobody has read it.
-        let uses = |n: u32| {
-            let pages = n * order.frames()..(n + 1) * order.frames();
-            let is_read = frame.unread_pages(pages) < order.frames();
-            is_read.then(|| if frame.is_piece_used(n, order) { frame.uses() } else { 0 })
-        };
-        let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
-        (uses, frame.file_bytes(), frame.flags() & Flags::HOLLOW)
+    let frame = core.frames.frame(folio.frame);
+    let (file_bytes, hollow) = (frame.file_bytes(), frame.flags() & Flags::HOLLOW);
+    // The uses of a piece; `None` if nobody has read it.
+    let uses = |n: u32| {
+        let pages = n * order.frames()..(n + 1) * order.frames();
+        let is_read = frame.unread_pages(pages) < order.frames();
+        is_read.then(|| if frame.is_piece_used(n, order) { frame.uses() } else { 0 })
     };
+    let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
     core.residency.split(&core.frames, folio.frame, 1 << folio.order, &rest, || {

@@ -1,4 +1,4 @@
-//! The users of a folio in place: the one module that checks for them before a folio is changed.
+//! The users of a folio in place: the one file that checks for them before a folio is changed.
 //!
 //! | user | how it shows | what keeps new ones away |
 //! |---|---|---|
@@ -7,11 +7,8 @@
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
 //! A map is no user: when a hollow folio is evicted, its pages are taken out of every map
-//! (`pages/outside.rs`). Nothing writes to the pages of files yet, mapped or not.
-//!
-//! Belongs here: the freeze of a folio by its count, the scan of the slots, the thaw of a frozen
-//! folio, and what becomes of one that left its file while it was in use ([`let_go`]). The other files
-//! of this folder are what is done with folios, by these steps.
+//! (`pages/outside.rs`). Nothing writes to the pages of files yet, mapped or not. What becomes of a
+//! folio that left its file while it was in use is here, too ([`let_go`]).
 
 use pinfold_policy::Answer;
 
@@ -105,10 +102,8 @@ pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
 }
 
 /// Gives back the index's references to folios that have left it: out of the index, version odd.
-///
-/// Wakes the threads that wait for one of them; they look the page up again. A folio that is not
-/// announced is freed by its last holder; one that is announced is deferred. So the last reference
-/// to a borrowed folio is never given back: the index's goes last.
+/// Wakes the threads that wait for one of them. What is announced is deferred: so the last reference
+/// to a borrowed folio, the index's, is never given back too early.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     if gone.iter().any(|&head| core.frames.frame(head).is_hollow()) {
         core.let_go_of_kept(|head| gone.contains(&head));
@@ -131,9 +126,7 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
 
 /// Frees the deferred folios that are not borrowed any more; returns how many.
 pub(crate) fn collect(core: &Core) -> usize {
-    let Some(looked) = core.deferred.look() else { return 0 };
-    let announced = core.readers.look_again(looked.heads());
-    let over = looked.over(|n| announced.has(n));
+    let over = core.deferred.take_over(|heads| core.readers.look_again(heads));
     for &head in &over {
         core.put(head);
     }

@@ -77,7 +77,7 @@ fn a_cache_that_had_four_billion_files_opens_another() {
 fn more_files_at_once_than_can_be_numbered_are_an_error() {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
     let first = attach(&cache, 1).unwrap();
-    first.handle().core.mappings.table().ids_end = 2;
+    first.handle().core.mappings.table.lock().ids_end = 2;
     let second = attach(&cache, 2).unwrap();
     let error = attach(&cache, 3).unwrap_err();
     assert!(matches!(error.cause(), Cause::TooManyFiles { most: 2, .. }), "{error:?}");

@@ -14,14 +14,14 @@ enum DaemonRequest {
     End,
 }
 
-/// Wakes the daemon, and ends it.
+/// The bell itself.
 #[derive(Debug)]
 pub(crate) struct Bell {
     ring: Arc<(Mutex<DaemonRequest>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The reclaiming thread's side of a [`Bell`].
+/// The daemon's side of a [`Bell`].
 #[derive(Debug)]
 pub(crate) struct Listener(Arc<(Mutex<DaemonRequest>, Condvar)>);
 
@@ -31,7 +31,6 @@ impl Bell {
         Bell { ring, thread: Mutex::new(None) }
     }
 
-    /// The reclaiming thread's side.
     pub(crate) fn listener(&self) -> Listener {
         Listener(self.ring.clone())
     }
@@ -51,12 +50,11 @@ impl Bell {
         }
     }
 
-    /// Ends the daemon and joins it.
+    /// Ends the daemon and joins it, unless it is the one that drops the cache.
     pub(crate) fn end(&self) {
         let (ring, wake) = &*self.ring;
         *ring.lock() = DaemonRequest::End;
         wake.notify_all();
-        // The reclaiming thread itself may be the one that drops the cache.
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();

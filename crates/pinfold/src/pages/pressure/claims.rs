@@ -1,11 +1,9 @@
-//! What futures have a claim to: pages that they bring, and that are held for them until they are
-//! polled.
+//! What futures have a claim to: pages that they bring, and that are held until they are polled.
 //!
-//! A program may keep a future that it does not poll, or leak it. Its claim must not keep others
-//! waiting for ever. So claims are counted by *rounds*. A round lasts a [`ROUND`] at least, and ends
-//! while futures queue. A future that is polled brings its claim into the present round. A claim of
-//! a round before the last is *old*: of the old ones, only as much counts as is still being read.
-//! What was read is memory that the future holds, as a guard would, and no room is kept beside it.
+//! A program may leak a future, or not poll it: its claim must not keep others waiting for ever. So
+//! claims are counted by *rounds*, which end while futures queue. A future that is polled brings its
+//! claim into the present round. Of claims of a round before the last, only as much counts as is
+//! still being read: the rest is memory that the future holds, as a guard would.
 
 use crate::base::mutant::{self, Mutant};
 pub(super) use crate::base::sizes::ROUND;

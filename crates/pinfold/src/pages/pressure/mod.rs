@@ -1,7 +1,5 @@
-//! Memory pressure: how much is free, how much is being filled, and which threads wait for memory.
-//!
-//! Has the watermarks and limits that follow from a cache's size, the level of fills in flight, and
-//! the sleep of threads that find nothing free. `reclaim` acts on it.
+//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being filled,
+//! and who waits for memory. `reclaim` acts on it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -37,19 +35,17 @@ pub(crate) use bell::Listener;
 pub(crate) use claims::Claim;
 #[cfg(not(loom))]
 pub(crate) use on_its_way::CopyCounts;
-use on_its_way::Shares;
-pub(crate) use on_its_way::{Need, OnItsWay};
+pub(crate) use on_its_way::{Need, OnItsWay, Shares};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Share, Turn};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
-/// Steps of progress, and who waits for one.
+/// Steps of progress, and who waits for one: threads sleep on `wake`.
 #[derive(Debug)]
 struct Progress {
     queue: Mutex<Queue>,
-    /// Of the threads.
     wake: Condvar,
 }
 
@@ -68,7 +64,7 @@ pub(crate) struct Pressure {
     progress: Arc<Progress>,
     /// The round of the futures' claims, as it was when it was last asked for.
     round: AtomicU32,
-    shares: Shares,
+    pub(crate) shares: Shares,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
     /// Held by the thread that makes a large block free. Taken under no other lock.
@@ -80,10 +76,10 @@ pub(crate) struct Pressure {
     pub(crate) copied: HeldPages,
 }
 
-/// The threads that evict.
-// Not from `crate::base::sync`: how many there are decides who waits, and no protocol rests on that.
+/// How many threads evict.
+// Not from `crate::base::sync`: it decides who waits, and no protocol rests on that.
 #[derive(Debug, Default)]
-pub(crate) struct Evictors(std::sync::atomic::AtomicU32);
+pub(crate) struct Evictors(AtomicU32);
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
@@ -144,37 +140,6 @@ impl Pressure {
         Pressure { low_frames, high_frames, order_max, direct_pages, shares, ..base }
     }
 
-    /// Counts a folio of `order` as on its way, of a file that has `of_file`; false if that has
-    /// enough. Called before there is memory for the folio, so that what many threads begin at once
-    /// is bounded, too. [`Self::fill_ends`] takes it back. `on_its_way.rs` says how much a file may
-    /// have.
-    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
-        self.shares.fill_begins(of_file, order, need)
-    }
-
-    /// Notes that so many frames are on their way no more: the fill has ended, successfully or not,
-    /// or was not begun.
-    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
-        self.shares.fill_ends(of_file, frames);
-    }
-
-    /// Counts a copy of so many pages that is to be read; `None` if its file has enough of them.
-    #[cfg(not(loom))]
-    pub(crate) fn copy_begins(&self, of_file: &OnItsWay, pages: u32) -> Option<CopyCounts> {
-        self.shares.copy_begins(of_file, pages)
-    }
-
-    /// Notes that the copy was read, or will not be.
-    #[cfg(not(loom))]
-    pub(crate) fn copy_ends(&self, of_file: &OnItsWay, counts: CopyCounts) {
-        self.shares.copy_ends(of_file, counts);
-    }
-
-    /// Whether a file has so much on its way that not even a page that somebody waits for may come.
-    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
-        self.shares.is_enough(of_file)
-    }
-
     /// Notes that something was freed or became evictable.
     pub(crate) fn progress(&self) {
         self.progress.step(0, Claim::default());
@@ -186,8 +151,7 @@ impl Pressure {
         move || progress.step(0, Claim::default())
     }
 
-    /// How many steps of progress there were so far: `progress`, `release`, and workers that became
-    /// free.
+    /// How many steps of progress there were so far.
     pub(crate) fn progress_seen(&self) -> u64 {
         self.progress.lock().times
     }
@@ -202,9 +166,8 @@ impl Pressure {
         wake(next);
     }
 
-    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way: from here until
-    /// the future has handed them over, gives up, or is dropped. `Err`: it has to queue. Either way
-    /// with the progress seen. `queues`: it has a turn already, which has come.
+    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way. `Err`: it has to
+    /// queue. Either way with the progress seen. `queues`: it has a turn already, which has come.
     pub(crate) fn claim(
         &self,
         (file, of_file): (u32, &OnItsWay),
@@ -247,15 +210,13 @@ impl Pressure {
         pages > self.shares.each_max / 2
     }
 
-    /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
-    /// [`Self::keeps_no_guards`], or until it is woken and not polled for a while. Two could wait
-    /// for each other.
+    /// Whether a batch may wait for memory with its guards. If so, it is the only one, until
+    /// [`Self::keeps_no_guards`], or until it is woken and not polled for a while.
     pub(crate) fn may_keep_guards(&self) -> Option<Keeps> {
         self.progress.lock().may_keep_guards()
     }
 
-    /// Whether such a batch, which was polled and queues with a `turn` of `file`, may go on so. If
-    /// not, it was passed over.
+    /// Whether such a batch, which was polled and queues with a `turn` of `file`, was not passed over.
     pub(crate) fn keeps_guards(&self, keeps: &Keeps, file: u32, turn: Turn) -> bool {
         self.progress.lock().keeps_guards(keeps, (file, turn))
     }
@@ -278,8 +239,7 @@ impl Pressure {
         self.progress.step(file, claim);
     }
 
-    /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
-    /// meanwhile is woken by the next step, or by the daemon.
+    /// The end of a claim with which nothing was begun, which is no progress.
     pub(crate) fn unclaim(&self, file: u32, claim: Claim) {
         self.progress.lock().give_up(file, claim);
     }
@@ -290,8 +250,8 @@ impl Pressure {
     }
 
     /// Queues a future that was refused: in its place if it had one, else at the end of its file's
-    /// line. Its claim ends. `None` if there was progress beyond `seen`, or
-    /// nobody is before it any more: then it has to try again, and keeps its turn if it has one.
+    /// line. Its claim ends. `None` if there was progress beyond `seen`, or nobody is before it any
+    /// more: then it has to try again.
     pub(crate) fn queue(
         &self,
         (file, turn): (u32, Option<Turn>),
@@ -306,7 +266,7 @@ impl Pressure {
         drop(queue); // before the waker, if it comes back
         let (turn, next) = added.ok()?;
         wake(next);
-        // The reclaiming thread looks after those that queue.
+        // The daemon looks after those that queue.
         self.bell.ring();
         Some(turn)
     }

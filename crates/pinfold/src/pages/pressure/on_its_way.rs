@@ -1,7 +1,8 @@
 //! What is on its way from sources, and how much of it each file may have.
 //!
-//! A source that hangs keeps the memory of what is read from it for ever. It must neither take the
-//! memory of all others nor keep them from reading ahead. Nor must many that hang.
+//! A source that hangs keeps the memory of what is read from it for ever. However many hang, they
+//! must neither take the memory of the others nor keep them from reading ahead. Who waits until
+//! there is less, and for how long, is said where something is brought.
 //!
 //! | what a file has | together with what it has already, at most |
 //! |---|---|
@@ -11,13 +12,9 @@
 //! | the first of these folios, if reads of the file have ended | the same up to 15/16 |
 //!
 //! So one file alone has at most a quarter of the cache in folios. If the sources of `n` files hang,
-//! each has an `n + 1`th of half of it, and others have as much. Where so many hang that nothing is
-//! left of three quarters, what somebody waits for still comes: of files of which nothing is known up
-//! to the first limit, and then only of those whose source has answered before and has nothing else
-//! to answer. So what can be evicted is not used up by reads that do not end.
-//!
-//! Belongs here: counting, and the limits. Who waits until there is less, and for how long, is said
-//! where something is brought.
+//! each has an `n + 1`th of half of it, and others have as much. Where nothing is left of three
+//! quarters, what somebody waits for still comes: of any file up to the first limit, and then only of
+//! those whose source has answered before and has nothing else to answer.
 
 // Not from `crate::base::sync`: levels, on which no protocol depends.
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -45,7 +42,7 @@ pub(crate) enum Need {
     /// A thread or a future, for its first page.
     First,
     /// A thread within a call of a source, for its first page. A fill that is under way waits for
-    /// this thread, so the thread must not wait for a fill; there are no more of them than fills.
+    /// this thread, so it must not wait for a fill; there are no more such threads than fills.
     InASource,
 }
 
@@ -58,13 +55,11 @@ pub(crate) enum CopyCounts {
 }
 
 impl OnItsWay {
-    /// Frames of folios.
     pub(crate) fn frames(&self) -> u32 {
         // Relaxed, here and below: a level.
         self.fills.load(Ordering::Relaxed)
     }
 
-    /// Frames of folios, and pages of copies.
     fn both(&self) -> u32 {
         let all = u64::from(self.frames()) + self.copies.load(Ordering::Relaxed);
         u32::try_from(all).unwrap_or(u32::MAX)
@@ -83,7 +78,7 @@ impl OnItsWay {
 
 /// The levels of all files, and the limits.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(crate) struct Shares {
     all: OnItsWay,
     /// Some copy is more than the share of its file.
     alone: AtomicBool,
@@ -124,8 +119,9 @@ impl Shares {
         Shares { each_max, both_max, waited_max, least_max: frames, ..Shares::new(frames) }
     }
 
-    /// See [`Pressure::fill_begins`](super::Pressure::fill_begins).
-    pub(super) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
+    /// Counts a folio of `order` as on its way; false if its file has enough. Called before there is
+    /// memory for the folio, so that what many threads begin at once is bounded, too.
+    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
         let frames = order.frames();
         self.all.fills.fetch_add(frames, Ordering::Relaxed);
         let more = |own: u32| {
@@ -165,15 +161,15 @@ impl Shares {
         left.map_or(0, |left| (left / REST_SHARE).clamp(1, self.least_max))
     }
 
-    /// So many frames of folios are on their way no more.
-    pub(super) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
+    /// So many frames of folios are on their way no more: filled, failed, or not begun.
+    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
         for level in [&self.all, of_file] {
             level.fills.fetch_sub(frames, Ordering::Relaxed);
         }
     }
 
     /// Whether a file has so much on its way that not even a page that somebody waits for may come.
-    pub(super) fn is_enough(&self, of_file: &OnItsWay) -> bool {
+    pub(crate) fn is_enough(&self, of_file: &OnItsWay) -> bool {
         let own = of_file.frames();
         let is_known = own == 0 && of_file.reads_ended() > 0;
         let all = [self.all.frames() + 1, self.all.both() + 1];
@@ -181,7 +177,8 @@ impl Shares {
     }
 
     /// Counts a copy of so many pages, which will be read; `None` if its file has enough of them.
-    pub(super) fn copy_begins(&self, of_file: &OnItsWay, pages: u32) -> Option<CopyCounts> {
+    #[cfg(not(loom))]
+    pub(crate) fn copy_begins(&self, of_file: &OnItsWay, pages: u32) -> Option<CopyCounts> {
         let more_pages = u64::from(pages);
         let before = self.all.copies.fetch_add(more_pages, Ordering::Relaxed);
         let more = |own: u64| {
@@ -205,7 +202,8 @@ impl Shares {
     }
 
     /// The copy was read, or was given up.
-    pub(super) fn copy_ends(&self, of_file: &OnItsWay, counts: CopyCounts) {
+    #[cfg(not(loom))]
+    pub(crate) fn copy_ends(&self, of_file: &OnItsWay, counts: CopyCounts) {
         match counts {
             CopyCounts::Alone => self.alone.store(false, Ordering::Relaxed),
             CopyCounts::Pages(pages) => {

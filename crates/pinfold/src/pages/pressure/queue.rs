@@ -1,9 +1,9 @@
 //! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
 //! nobody, but says who is to be woken.
 //!
-//! They queue, in a line for each file, and one for all copies (`futures/room.rs`): a file whose
-//! reads hang keeps its own futures waiting, and no others. Each step of progress wakes the first of
-//! one line, and the lines take turns: waking all would make each try in vain.
+//! They queue in a line for each file, and one for all copies (`futures/room.rs`): a file whose reads
+//! hang keeps its own futures waiting, and no others. Each step of progress wakes the first of one
+//! line, and the lines take turns: waking all would make each try in vain.
 //!
 //! | a future that | does |
 //! |---|---|
@@ -14,20 +14,16 @@
 //! | is dropped after it was woken | leaves, and wakes the next |
 //! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
-//! What futures bring is held for them until they are polled. So each claims its pages while its
-//! read is under way, and a file's claims are bounded as what it has on its way is. One future of
-//! a file may always begin, however much it wants. `claims.rs` says what becomes of the claims of
-//! futures that are not polled.
+//! Each claims its pages while its read is under way (`claims.rs`), and a file's claims are bounded as
+//! what it has on its way is. One future of a file may always begin, however much it wants.
 //!
-//! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
-//! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
-//! time, the *keeper*: two could wait for each other. The others queue without guards. A keeper
-//! that was woken and is not polled is passed over, too: the next batch that asks is the keeper
-//! from then on. The one before learns that when it is polled, and drops its guards.
+//! A batch that finds no memory drops its guards and queues again. After some such retreats it waits
+//! with its guards, but one batch of the cache at a time, the *keeper*: two could wait for each
+//! other. A keeper that was woken and is not polled is passed over, too: the next batch that asks is
+//! the keeper from then on. The one before learns that when it is polled, and drops its guards.
 //!
-//! As a put of a guard is no progress that anybody notes, the daemon wakes one from time
-//! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
-//! and are not polled.
+//! As a put of a guard is no progress that anybody notes, the daemon wakes one from time to time as
+//! long as any queues, and passes over those that are not polled (`reclaim/daemon.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -60,7 +56,7 @@ pub(super) struct Queue {
     slow: u32,
 }
 
-/// See the head.
+/// The batch that waits for memory with its guards.
 #[derive(Debug)]
 struct Keeper {
     keeps: Keeps,
@@ -130,8 +126,8 @@ pub(crate) enum Refused {
     NoMemory,
 }
 
-/// A keeper that is passed over loses what it has brought. If it is polled after all, the program
-/// is slow to poll, and the next one is given twice the time; so often at most.
+/// A keeper that is passed over loses what it has brought. So if it is polled after all, the next one
+/// is given twice the time; so often at most.
 const SLOW_MAX: u32 = 4;
 
 impl Queue {
@@ -174,13 +170,11 @@ impl Queue {
         self.keeper.take_if(|keeper| keeper.keeps == *keeps).is_some()
     }
 
-    /// Whether there is a keeper.
     #[cfg(all(test, shuttle))]
     pub(super) fn has_keeper(&self) -> bool {
         self.keeper.is_some()
     }
 
-    /// Ends a claim.
     pub(super) fn give_up(&mut self, file: u32, claim: Claim) {
         if claim.pages() > 0 {
             self.claims.take(claim, self.round);
@@ -190,7 +184,6 @@ impl Queue {
         }
     }
 
-    /// The future that has this claim is polled.
     pub(super) fn renew(&mut self, file: u32, claim: &mut Claim) {
         let renewed = Claim::new(claim.pages(), self.round);
         let line = &mut self.lines.get_mut(&file).expect("it has a claim").claims;
@@ -271,8 +264,8 @@ impl Queue {
         if untried { self.next() } else { None }
     }
 
-    /// [`next_untried`](Self::next_untried), after those were passed over, of the line whose last one was woken the longest
-    /// ago, that are not polled: they must not keep the others of their line waiting.
+    /// [`next`](Self::next), after those were passed over that are not polled, of the line whose last
+    /// one was woken the longest ago: they must not keep the others of their line waiting.
     pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {
             let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
@@ -292,8 +285,7 @@ impl Queue {
         self.next()
     }
 
-    /// Claims pages for a future, if it may begin; with the progress seen. `on_their_way` are pages
-    /// of all files, and of its own. See [`Pressure::claim`](super::Pressure::claim).
+    /// See [`Pressure::claim`](super::Pressure::claim). `on_their_way`: of all files, and of its own.
     pub(super) fn claim(
         &mut self,
         (file, pages): (u32, u32),
@@ -332,8 +324,8 @@ impl Queue {
         self.lines.values().any(|line| line.sleepers() > 0)
     }
 
-    /// Queues a future that was refused; with another that is to be woken. `Err`: it has to try
-    /// again, and this is its waker. See [`Pressure::queue`](super::Pressure::queue).
+    /// See [`Pressure::queue`](super::Pressure::queue); with another future that is to be woken.
+    /// `Err`: it has to try again, and this is its waker.
     pub(super) fn add(
         &mut self,
         (file, turn): (u32, Option<Turn>),
@@ -350,18 +342,20 @@ impl Queue {
         let line = self.lines.entry(file).or_default();
         let goes_last = why == Refused::OwnCopies && !mutant::on(Mutant::CopyKeepsTurn);
         let goes_last = goes_last || mutant::on(Mutant::RefusedLast);
-        let at = turn.and_then(|turn| line.at(turn)).filter(|_| !goes_last);
-        let turn = if let (Some(turn), Some(at)) = (turn, at) {
+        let old = turn.and_then(|turn| line.at(turn));
+        if let Some(at) = old {
             line.polled(at);
-            line.queue[at].1 = QueuedState::Sleeps(waker);
-            turn
-        } else {
-            if let Some(at) = turn.and_then(|turn| line.at(turn)) {
-                line.polled(at);
-                line.queue.remove(at);
+        }
+        let turn = match (turn, old) {
+            (Some(turn), Some(at)) if !goes_last => {
+                line.queue[at].1 = QueuedState::Sleeps(waker);
+                turn
             }
-            line.queue.push_back((new, QueuedState::Sleeps(waker)));
-            new
+            _ => {
+                let _ = old.map(|at| line.queue.remove(at));
+                line.queue.push_back((new, QueuedState::Sleeps(waker)));
+                new
+            }
         };
         if why != Refused::Behind {
             line.tried = Some(seen);
@@ -428,7 +422,7 @@ impl Line {
         self.queue.len() - self.awake - self.passed_over
     }
 
-    /// The one at `at`, which was woken, is polled.
+    /// The one at `at` is polled, which was woken.
     fn polled(&mut self, at: usize) {
         match self.queue[at].1 {
             QueuedState::Sleeps(_) => unreachable!("it was woken"),

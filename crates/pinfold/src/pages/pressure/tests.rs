@@ -290,7 +290,7 @@ fn counted_of_one_that_is_not_polled(on_its_way: u32) -> [u32; 4] {
     let (pressure, _, _) = queued([8, 8, 8, 8], Refused::NoMemory);
     let of_file = OnItsWay::default();
     (0..on_its_way)
-        .for_each(|_| assert!(pressure.fill_begins(&of_file, Order::MIN, Need::InASource)));
+        .for_each(|_| assert!(pressure.shares.fill_begins(&of_file, Order::MIN, Need::InASource)));
     let claimed = || pressure.share(7, &of_file).claimed;
     let round = || {
         std::thread::sleep(ROUND);
@@ -325,7 +325,7 @@ fn on_their_way(pressure: &Pressure, files: usize, need: Need) -> Vec<u32> {
     let fill = |of_file: &OnItsWay| {
         for order in [order, Order::MIN] {
             // Ends: it is bounded.
-            while pressure.fill_begins(of_file, order, need) {}
+            while pressure.shares.fill_begins(of_file, order, need) {}
         }
         of_file.frames()
     };
@@ -337,7 +337,7 @@ fn sources_that_hang_leave_half_of_the_cache_to_others() {
     let pressure = Pressure::new(2048, Order::MAX);
     assert_eq!(on_their_way(&pressure, 3, Need::First), [512, 256, 128]);
     let of_file = OnItsWay::default();
-    assert!(!pressure.enough_on_its_way(&of_file), "others go on");
+    assert!(!pressure.shares.is_enough(&of_file), "others go on");
     let rest = on_their_way(&pressure, 60, Need::First);
     assert!(rest[..16].iter().all(|&frames| frames >= 8), "each has a 256th: {rest:?}");
     assert!(rest.iter().all(|&frames| frames >= 2), "{rest:?}");
@@ -359,7 +359,7 @@ fn a_burst_is_bounded() {
             let (pressure, of_file, begins) = (&pressure, &of_files[n % 2], &begins);
             scope.spawn(move || {
                 begins.wait();
-                while pressure.fill_begins(of_file, Order::new(3).unwrap(), Need::First) {}
+                while pressure.shares.fill_begins(of_file, Order::new(3).unwrap(), Need::First) {}
             });
         }
     });
@@ -382,12 +382,12 @@ fn beside_a_thousand(known: bool) -> (u32, bool) {
             of_file.read_ended();
         }
         for order in [5, 3, 0].map(|order| Order::new(order).unwrap()) {
-            pressure.fill_begins(of_file, order, Need::First);
+            pressure.shares.fill_begins(of_file, order, Need::First);
         }
     }
     let healthy = OnItsWay::default();
     healthy.read_ended();
-    (all_on_their_way(&pressure), pressure.fill_begins(&healthy, Order::MIN, Need::First))
+    (all_on_their_way(&pressure), pressure.shares.fill_begins(&healthy, Order::MIN, Need::First))
 }
 
 #[test]
@@ -402,23 +402,24 @@ fn a_thousand_sources_that_hang_leave_something_to_those_that_answer() {
 fn copies_of_sources_that_hang_are_bounded() {
     let pressure = Pressure::new(2048, Order::MAX);
     let of_files: Vec<_> = (0..200).map(|_| OnItsWay::default()).collect();
-    let begun = of_files.iter().map(|of_file| pressure.copy_begins(of_file, 100));
+    let begun = of_files.iter().map(|of_file| pressure.shares.copy_begins(of_file, 100));
     let begun: Vec<_> = begun.collect();
     let counted = begun.iter().filter(|it| matches!(it, Some(CopyCounts::Pages(100)))).count();
     assert_eq!(begun.iter().flatten().count(), counted + 1, "one is alone");
     assert!((8..=10).contains(&counted), "{counted}");
     // What is read of them has a part of its own.
-    let read = of_files.iter().filter(|it| pressure.fill_begins(it, Order::MIN, Need::First));
+    let read =
+        of_files.iter().filter(|it| pressure.shares.fill_begins(it, Order::MIN, Need::First));
     assert_eq!(read.count(), 200);
     for (of_file, counts) in of_files.iter().zip(begun) {
         if let Some(counts) = counts {
-            pressure.copy_ends(of_file, counts);
+            pressure.shares.copy_ends(of_file, counts);
         }
     }
     let one = OnItsWay::default();
-    assert_eq!(pressure.copy_begins(&one, 512), Some(CopyCounts::Pages(512)));
-    assert_eq!(pressure.copy_begins(&one, 600), Some(CopyCounts::Alone), "it has a quarter");
-    assert_eq!(pressure.copy_begins(&of_files[1], 1900), None);
-    pressure.copy_ends(&one, CopyCounts::Alone);
-    assert_eq!(pressure.copy_begins(&of_files[1], 1900), Some(CopyCounts::Alone));
+    assert_eq!(pressure.shares.copy_begins(&one, 512), Some(CopyCounts::Pages(512)));
+    assert_eq!(pressure.shares.copy_begins(&one, 600), Some(CopyCounts::Alone), "it has a quarter");
+    assert_eq!(pressure.shares.copy_begins(&of_files[1], 1900), None);
+    pressure.shares.copy_ends(&one, CopyCounts::Alone);
+    assert_eq!(pressure.shares.copy_begins(&of_files[1], 1900), Some(CopyCounts::Alone));
 }

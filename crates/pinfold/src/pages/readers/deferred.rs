@@ -1,27 +1,18 @@
-//! Folios that left their file while a reader had announced them.
+//! Folios that left their file while a reader had announced them: out of the index, with an odd
+//! version, so they cannot be announced anew. The list has the reference that the index had.
 //!
-//! `freeze/users.rs` adds and removes them. Such a folio is "gone" in the table of
-//! `frames/entry.rs`: out of the index, with an odd version, so it cannot be announced anew. The
-//! list has the reference that the index had.
-//!
-//! Except for folios added since the last scan, the list is no longer than there are slots; a
-//! borrow that is kept for ever keeps its folio in the list, and nothing else.
+//! Except for folios added since the last scan, it is no longer than there are slots: a borrow that is
+//! kept for ever keeps its folio in the list, and nothing else.
 
 use std::collections::VecDeque;
 
-use super::LOOK_MAX;
-use crate::base::sync::{Mutex, MutexGuard};
+use super::{Announced, LOOK_MAX};
+use crate::base::sync::Mutex;
 use crate::frames::{FrameNumber, Frames};
 
 /// The list. Its folios' memory still counts in the budget.
 #[derive(Debug)]
 pub(crate) struct Deferred(Mutex<VecDeque<FrameNumber>>);
-
-/// The first folios of the list, removed from it, with its lock held.
-pub(crate) struct Looked<'a> {
-    list: MutexGuard<'a, VecDeque<FrameNumber>>,
-    heads: Vec<FrameNumber>,
-}
 
 impl Deferred {
     pub(crate) fn new() -> Self {
@@ -40,27 +31,19 @@ impl Deferred {
         (list.len() as u64, list.iter().map(pages).sum())
     }
 
-    /// The next folios to scan for, [`LOOK_MAX`] at most; `None` if there are none.
-    pub(crate) fn look(&self) -> Option<Looked<'_>> {
+    /// Takes those of the first [`LOOK_MAX`] folios off the list that are not announced any more, as
+    /// `look` says, with their references.
+    pub(crate) fn take_over(&self, look: impl Fn(&[FrameNumber]) -> Announced) -> Vec<FrameNumber> {
         let mut list = self.0.lock();
         let looked = list.len().min(LOOK_MAX);
         let heads: Vec<_> = list.drain(..looked).collect();
-        (!heads.is_empty()).then_some(Looked { list, heads })
-    }
-}
-
-impl Looked<'_> {
-    /// Their heads.
-    pub(crate) fn heads(&self) -> &[FrameNumber] {
-        &self.heads
-    }
-
-    /// Puts those that are still `announced` (by their index in [`heads`](Self::heads)) back into
-    /// the list. Returns the others, with their references.
-    pub(crate) fn over(mut self, announced: impl Fn(usize) -> bool) -> Vec<FrameNumber> {
         let mut over = Vec::new();
-        for (n, head) in self.heads.into_iter().enumerate() {
-            if announced(n) { self.list.push_back(head) } else { over.push(head) }
+        if heads.is_empty() {
+            return over;
+        }
+        let announced = look(&heads);
+        for (n, head) in heads.into_iter().enumerate() {
+            if announced.has(n) { list.push_back(head) } else { over.push(head) }
         }
         over
     }

@@ -1,14 +1,6 @@
-//! Readers: a record per thread, with slots for the folios that the thread borrows.
-//!
-//! Registering and unregistering, the slots, and the scan of all slots. The guards are in
-//! `borrow/`, freezing in `freeze`.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the registry: records, the scan of all slots |
-//! | `deferred.rs` | folios that left their file while they were announced |
-//!
-//! The fence between announcing and freezing is `base/barrier.rs`.
+//! Readers: a record of slots for each thread, for the folios that it borrows; the scan of all slots.
+//! `deferred.rs` has the folios that left their file while they were announced, `base/barrier.rs` the
+//! fence between announcing and freezing.
 //!
 //! # A slot's word
 //!
@@ -39,12 +31,9 @@
 //! # Records
 //!
 //! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
-//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
-//! before its record's first announcement, so a freezer that must see the announcement sees `high`
-//! too.
-//!
-//! A reader registers by taking a record. Batches of borrows may take *further* ones for it, which
-//! it keeps until it unregisters: to the scan they are records like any other.
+//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it before
+//! its record's first announcement, so a freezer that must see the announcement sees `high` too.
+//! Batches of borrows may take *further* records for a reader, which it keeps until it unregisters.
 
 mod deferred;
 
@@ -183,14 +172,9 @@ impl Readers {
         if self.fenced.load(Ordering::Acquire) { Barrier::FullFence } else { Barrier::Membarrier }
     }
 
-    /// The number of registered readers.
     pub(crate) fn registered(&self) -> u64 {
-        let seats = self.seats();
+        let seats = self.seats.lock();
         seats.number() - seats.further
-    }
-
-    fn seats(&self) -> MutexGuard<'_, Seats> {
-        self.seats.lock()
     }
 
     fn record(&self, number: usize) -> &Record {
@@ -199,12 +183,9 @@ impl Readers {
         &chunk[number % CHUNK]
     }
 
-    /// Registers the calling thread.
-    ///
-    /// # Errors
-    /// All records are in use.
+    /// Registers the calling thread, unless all records are in use.
     pub(crate) fn register(self: &Arc<Self>) -> Result<ReaderSeat> {
-        self.take(self.seats(), false)
+        self.take(self.seats.lock(), false)
     }
 
     /// A record, a reader's first or a `further` one.
@@ -239,7 +220,7 @@ impl Readers {
             let relaxed = mutant::on(Mutant::LeaveRelaxed);
             slot.store(0, if relaxed { Ordering::Relaxed } else { Ordering::Release });
         }
-        let mut seats = self.seats();
+        let mut seats = self.seats.lock();
         seats.leave(number);
         seats.further -= u64::from(further);
         let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
@@ -255,8 +236,7 @@ impl Readers {
     /// Which of the folios at `heads` are announced. The caller has made their versions odd, so no
     /// new borrow of them can succeed.
     ///
-    /// Cost: one membarrier for all folios together, and a line per reader; one fence if there is
-    /// no reader.
+    /// Cost: one membarrier for all folios together, and a line per reader.
     pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
         // SeqCst: pairs with the fence in `take`, for the load of `high`.
         if !mutant::on(Mutant::ScanUnfenced) {
@@ -288,7 +268,7 @@ impl Readers {
             }
         } else {
             // The process gave up the call (seccomp). Readers registered from now on have fences.
-            let _seats = self.seats();
+            let _seats = self.seats.lock();
             // Release: pairs with the acquire in `barrier`.
             self.fenced.store(true, Ordering::Release);
         }
@@ -296,9 +276,9 @@ impl Readers {
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// Which of the folios at `heads` are still announced, after an earlier call of `announced` for
-    /// each. It needs no fence, as that call had one. If that fence was refused, all of them count
-    /// as announced until the last reader without a fence has unregistered.
+    /// Which of the folios at `heads` are still announced, after a call of `announced` for each, whose
+    /// fence serves. If that was refused, all of them count as announced until the last reader without
+    /// a fence has unregistered.
     pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
         // Acquire: pairs with the release in `leave`, as in `heavy`.
         let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
@@ -365,8 +345,7 @@ impl ReaderSeat {
         Arc::ptr_eq(&self.readers, readers)
     }
 
-    /// The address of the registry, for a reader without a fence of its own; 0 for one that has a
-    /// fence.
+    /// The address of the registry, for a reader without a fence of its own; otherwise 0.
     pub(crate) fn unfenced_address(&self) -> usize {
         let unfenced = self.barrier == Barrier::Membarrier;
         if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
@@ -379,15 +358,14 @@ impl ReaderSeat {
         unsafe { self.slots.as_ref() }
     }
 
-    /// Another record for the same reader, with the same kind of fence; `None` if there is none to
-    /// be had.
+    /// Another record for the same reader, with the same kind of fence, if there is one.
     #[cold]
     pub(crate) fn further(&self) -> Option<ReaderSeat> {
         // A forked child evicts nothing, and the mutex may be locked there for ever.
         if !self.readers.birth.is_here() {
             return None;
         }
-        let seats = self.readers.seats();
+        let seats = self.readers.seats.lock();
         if seats.number() >= FURTHER_END as u64 {
             return None;
         }

@@ -1,5 +1,4 @@
-//! What fills the memory: a walk over the whole frame table, for the error that says why there is
-//! no memory.
+//! What fills the memory: a walk over the whole frame table, for the error that says so.
 
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Mark, PAGES_END};
@@ -25,8 +24,7 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// Approximate: other threads go on meanwhile. Cost: a load or two per frame of the cache, and
-    /// a line per reader.
+    /// Approximate: other threads go on meanwhile.
     pub(super) fn take(core: &Core) -> Self {
         let mut census = Census::default();
         let borrowed = core.readers.all_announced();

@@ -8,9 +8,8 @@
 //!    join the held ones;
 //! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
 //!
-//! A movable run has no long-lived contents except folios that fill it (`frames::mobility`), and an
-//! unmovable one may have none any more: then it is movable again. A run that cannot be emptied is
-//! being read at this moment, and the next one is tried.
+//! An unmovable run may have nothing any more that stays: then it is movable again. A run that cannot
+//! be emptied is being read at this moment, and the next one is tried.
 
 use std::ops::Range;
 
@@ -61,19 +60,9 @@ pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
     if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
-    let Some(held) = take_solid(core, run) else { return false };
-    let map = held.held();
-    let place = |order| core.frames.alloc(order);
     let mut woken = Woken::default();
-    let mut at = 0;
-    // Ends: each turn advances by at least a frame.
-    while at < Order::MAX.frames() {
-        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
-    }
-    held.into_folio().is_ok_and(|folio| {
-        core.put(folio);
-        true
-    })
+    let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
+    held.is_some_and(|held| held.into_folio().map(|folio| core.put(folio)).is_ok())
 }
 
 /// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
@@ -99,7 +88,11 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     }
     candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
     let mut tried = candidates.into_iter().take(BLOCKS_MAX);
-    tried.any(|(_, run, at)| hold_and_empty(core, run, at..at + order.frames(), &mut woken))
+    tried.any(|(_, run, at)| {
+        let block = at..at + order.frames();
+        let held = hold_and_empty(core, run, block.clone(), &mut woken);
+        held.map(|held| held.held()).is_some_and(|map| block.into_iter().all(|at| map.contains(at)))
+    })
 }
 
 /// The block of `run` with the most free frames, if it has any: how many, and where in the run. Of
@@ -124,27 +117,26 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
     })
 }
 
-/// Empties a block of `run`, and holds what is free of the run meanwhile; returns whether the block was
-/// empty for a moment.
-fn hold_and_empty(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
-    let Some(held) = take_solid(core, run) else { return false };
+/// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can be
+/// done. `None` if the run has become hollow since it was chosen: its bytes are outside, and would
+/// not be where its folios are moved to.
+fn hold_and_empty<'a>(
+    core: &'a Core,
+    run: FrameNumber,
+    block: Range<u32>,
+    woken: &mut Woken,
+) -> Option<HeldRun<'a>> {
+    let held = core.frames.take_free_in(run)?;
+    if core.frames.is_hollow(run) && !mutant::on(Mutant::CompactHollow) {
+        return None;
+    }
     let map = held.held();
-    let place = |order| core.frames.alloc(order);
     let mut at = block.start;
     // Ends: each turn advances by at least a frame.
     while at < block.end {
-        at = empty_some(core, run, at..block.end, &map, place, woken);
+        at = empty_some(core, run, at..block.end, &map, |order| core.frames.alloc(order), woken);
     }
-    let map = held.held();
-    block.into_iter().all(|at| map.contains(at))
-}
-
-/// Holds what is free of `run`. `None` if it has become hollow since it was chosen: its bytes are
-/// outside, and would not be where its folios are moved to. What is held stays what it is.
-fn take_solid(core: &Core, run: FrameNumber) -> Option<HeldRun<'_>> {
-    let held = core.frames.take_free_in(run)?;
-    let is_solid = !core.frames.is_hollow(run) || mutant::on(Mutant::CompactHollow);
-    is_solid.then_some(held)
+    Some(held)
 }
 
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
@@ -176,7 +168,7 @@ pub(crate) fn empty_some(
         }
     }
     let batch = Candidates::new(core, folios);
-    let mut moved = Vec::with_capacity(batch.len());
+    let mut moved = Vec::with_capacity(places.len());
     let mut frozen = batch.freeze(core, To::Move);
     for (n, &place) in places.iter().enumerate() {
         let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
@@ -191,8 +183,8 @@ pub(crate) fn empty_some(
     drop(frozen);
     for (n, place) in places.into_iter().enumerate() {
         if moved[n] {
-            let folio = batch.folio(n);
-            core.frames.free(folio.head, folio.identity.order);
+            let Candidate { head, identity } = batch.folios[n];
+            core.frames.free(head, identity.order);
         } else {
             // Which wakes nobody: the caller may hold a mutex.
             core.give_back(place);
@@ -212,39 +204,23 @@ pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
 
 /// Moves the folio at `head` to a movable run of the arena, if it has no holders.
 pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
-    let order = core.frames.frame(head).order();
-    core.frames.alloc_of(order, Mobility::Movable).is_some_and(|new| move_to(core, head, new))
-}
-
-/// Moves the folio at `head` to `new`, which is the caller's, if it has that size and no holders.
-/// If not, returns false and gives `new` back.
-fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
-    let order = core.frames.frame(new).order();
-    let identity = core.frames.frame(head).identity();
-    let Some(mapping) = core.mappings.get(identity.mapping) else {
-        core.give_back(new);
-        return false;
-    };
-    let mut changing = mapping.change();
-    let there = changing.writer(&core.nodes).folio(identity.index);
-    // Checked again, now that it cannot change: it may have been split, so that the frames after
-    // the first belong to other folios.
-    let same = |folio: &FolioAt| {
-        let page = identity.index;
-        let is_it = folio.frame == head && folio.page == page;
-        // What has become hollow meanwhile has its bytes outside.
-        is_it && folio.order == u32::from(order.get()) && !core.frames.frame(head).is_hollow()
-    };
-    let moved =
-        there.filter(same).and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
-    drop(changing);
-    let is_moved = moved.is_some();
-    drop(moved); // wakes
+    let Identity { mapping, index: page, order } = core.frames.frame(head).identity();
+    let Some(new) = core.frames.alloc_of(order, Mobility::Movable) else { return false };
+    let moved = core.mappings.get(mapping).and_then(|mapping| {
+        let mut changing = mapping.change();
+        let folio = changing.writer(&core.nodes).folio(page)?;
+        // Checked now that it cannot change: it may have been split, so that the frames after the
+        // first belong to other folios, or have become hollow, so that its bytes are outside.
+        let same = folio.frame == head && folio.page == page;
+        let same = same && folio.order == u32::from(order.get());
+        let moves = same && !core.frames.frame(head).is_hollow();
+        moves.then(|| freeze::migrate(core, &mut changing, folio, new).ok())?
+    });
+    let is_moved = moved.map(drop).is_some(); // wakes, without the mutex
     if is_moved {
         core.frames.free(head, order);
     } else {
-        // It was free before: that is no progress.
-        core.give_back(new);
+        core.give_back(new); // it was free before: that is no progress
     }
     is_moved
 }

@@ -1,22 +1,17 @@
 //! Memory of the budget for copies: contiguous bytes that a program keeps, and that are no folio of
 //! any file.
 //!
-//! A copy is in one of two places:
+//! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made: in
+//! memory for what stays, whose rest is given back. A longer one is *outside*, in a mapping of its
+//! own, for which it takes as many pages of the arena, and gives their memory back to the system. So
+//! the arena and all copies together have exactly the budget. It takes whole runs as long as there are
+//! any: the memory of a part of a huge page comes back to the system only when that is short of it.
+//! Where guards lie in all runs there is no block, though nearly all is free: then any pages do, and
+//! the copy is outside.
 //!
-//! - *inside*: in a free block of the arena, in memory for what stays, whose rest is given back;
-//! - *outside*: in a mapping of its own, for which it takes as many pages of the arena, and gives
-//!   their memory back to the system. So the arena and all copies together have exactly the budget,
-//!   as with hollow runs. It takes whole runs as long as there are any: the memory of a
-//!   part of a huge page comes back to the system only when that is short of it.
-//!
-//! A copy of up to 2 MiB is inside, if such a block can be made, and a longer one outside. Where
-//! guards lie in all runs there is none, though nearly all is free: then any pages do, and the copy
-//! is outside.
-//!
-//! Folios of copies have no mapping, as slabs of index nodes have none: nothing evicts or moves
-//! them. What all copies have is limited as pins are, so that something is left to read with. Until
-//! its bytes were read, a copy also counts as on its way from its file (`pressure/on_its_way.rs`): the
-//! read may never end.
+//! Folios of copies have no mapping: nothing evicts or moves them. What all copies have is limited as
+//! pins are. Until its bytes were read, a copy also counts as on its way from its file
+//! (`pressure/on_its_way.rs`): the read may never end.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,7 +21,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use super::compact::make_block;
 use super::evict::{EFFORT_MAX, evict, evict_at_once};
 use super::unmovable::alloc_unmovable_now;
-use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
+use super::{Patience, Shortage, kept_pages_max, shortage};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::BLOCK_ORDER_MIN;
 #[cfg(doc)]
@@ -40,7 +35,7 @@ use crate::pages::pressure::{CopyCounts, Refused};
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-/// Memory of the budget, until it is dropped. Its bytes are initialised.
+/// Memory of the budget, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Copied {
     /// How it counts for its file, until it was read.
@@ -80,14 +75,14 @@ pub(crate) fn allocate_copy(
     core.check_owner()?;
     let none = |shortage: Shortage| shortage.of(mapping, page);
     let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
-    let most = pages_max(core);
+    let most = kept_pages_max(core);
     if pages > most {
         return Err(none(shortage(core, bytes as u64)));
     }
     let (heads, core_too) = (Vec::new(), core.clone());
     let (reading, outside) = (None, None);
     let mut copied = Copied { reading, heads, got: 0, counted: 0, outside, bytes, core: core_too };
-    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    let mut patience = Patience::new(core);
     let mut evicted = 0;
     // Ends: when there is enough, or patience is at an end.
     loop {
@@ -121,8 +116,7 @@ pub(crate) fn allocate_copy(
         if patience.is_over_for_copy(core) {
             return Err(none(shortage(core, bytes as u64)));
         }
-        core.pressure.wait_for_progress(seen, nap);
-        nap = (nap * 2).min(NAP_MAX);
+        patience.sleep(core, seen);
     }
 }
 
@@ -130,7 +124,7 @@ impl Copied {
     /// Counts it as on its way, unless the file has enough.
     fn counts_for(&mut self, mapping: &Arc<Mapping>, pages: u32) -> bool {
         if self.reading.is_none() {
-            let counts = self.core.pressure.copy_begins(&mapping.on_its_way, pages);
+            let counts = self.core.pressure.shares.copy_begins(&mapping.on_its_way, pages);
             self.reading = counts.map(|counts| (mapping.clone(), counts));
         }
         self.reading.is_some()
@@ -144,7 +138,7 @@ impl Copied {
 
     fn counts_no_more(&mut self) {
         if let Some((mapping, counts)) = self.reading.take() {
-            self.core.pressure.copy_ends(&mapping.on_its_way, counts);
+            self.core.pressure.shares.copy_ends(&mapping.on_its_way, counts);
         }
     }
 
@@ -210,7 +204,6 @@ impl Copied {
         self.got = 0;
     }
 
-    /// Where its bytes are.
     pub(crate) fn address(&self) -> NonNull<u8> {
         let inside = || self.core.frames.address(self.heads[0]);
         self.outside.as_ref().map_or_else(
@@ -263,13 +256,6 @@ impl Drop for CopyMapping {
     }
 }
 
-/// The most pages that all copies may have: all but the frame table, the index nodes for that many
-/// pages, and a small reserve to read with.
-fn pages_max(core: &Core) -> u32 {
-    let frames = core.frames.frames();
-    frames - frames / 64 - (frames / 64).max(16)
-}
-
 /// A folio of `order` for a copy inside.
 fn block(core: &Core, order: Order) -> Option<FrameNumber> {
     let get = || match order {
@@ -287,8 +273,7 @@ fn empty(core: &Core, pages: u32, any: bool) -> Option<(FrameNumber, Order)> {
     whole.or_else(|| any.then(|| core.frames.alloc_empty(Order::of_block_at(0, pages.into())))?)
 }
 
-/// Makes the run of a folio that is smaller, and stays, one for what stays: nobody should try to empty
-/// it.
+/// Makes the run of a smaller folio, which stays, one for what stays: nobody should try to empty it.
 fn claim(core: &Core, head: FrameNumber) {
     if !mutant::on(Mutant::CopyAmongMovable) {
         core.frames.claim_run_of(head);

@@ -48,8 +48,7 @@ fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     // Ends: futures give up after a while, as threads do.
     while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
         let (nap, since) = (naps.next(core), Instant::now());
-        // All that find no memory ring, a future that was just woken as well: that must not cut
-        // the nap short, or the two would keep each other awake.
+        // All that find no memory ring, also who was just woken: that must not cut the nap short.
         while let left = nap.saturating_sub(since.elapsed())
             && !left.is_zero()
             && let Some(go_on) = listener.wait_at_most(left)
@@ -65,8 +64,8 @@ fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     true
 }
 
-/// How long it sleeps between two futures: ever longer, as long as there is no progress. They
-/// outlast the queue, which is empty whenever its only future is awake.
+/// How long it sleeps between two futures: ever longer, as long as there is no progress. It outlasts
+/// the queue, which is empty whenever its only future is awake.
 struct Naps {
     next: Duration,
     seen: u64,

@@ -23,9 +23,8 @@ pub(crate) const EFFORT_MAX: u32 = crate::base::sizes::SWEEP_EFFORT_MAX;
 /// files wait. A membarrier for so many is a small part of what they cost.
 pub(crate) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
 
-/// The most threads that evict at once. A batch takes the mutexes of all files of its folios, so
-/// that more threads would mostly wait for each other, and threads with pages of these files to
-/// bring would wait for all of them.
+/// The most threads that evict at once. A batch takes the mutexes of all files of its folios: more
+/// threads would mostly wait for each other, and keep all who bring pages of these files waiting.
 pub(super) const EVICTORS_MAX: u32 = 8;
 
 /// Evicts in batches until `pages` are evicted, or are on their way out, or the effort is spent.
@@ -93,8 +92,8 @@ pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
 
 /// Step 1: which folios go next, of about `pages` pages.
 fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) -> Vec<Candidate> {
-    // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it is.
-    // Only what the policy offers, which is bounded by that effort, makes it a piece's turn.
+    // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it is;
+    // only what the policy offers, which is bounded by that effort, makes it a piece's turn.
     loop {
         // Folios that go together have their turn first, in whole batches.
         let together = core.next_in_turn(turns, FOLIOS_AT_ONCE);
@@ -140,7 +139,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     let dirty: Vec<Candidate> = stayed.iter().filter(is_dirty).map(|(folio, _)| *folio).collect();
     let mut on_their_way = 0;
     if !dirty.is_empty() {
-        let written = core.write_dirty(batch.mappings(), dirty, when);
+        let written = core.write_dirty(&batch.mappings, dirty, when);
         on_their_way = written.on_their_way;
         if !written.now.is_empty() {
             stayed.retain(|(folio, _)| written.now.iter().all(|it| it.head != folio.head));
@@ -151,7 +150,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     // 9. Tell the policy which folios stay, and why. Dirty ones that cannot be written for now must
     //    not stand before what is clean again and again: they are as good as pinned.
     for (folio, why) in stayed {
-        let mapping = || batch.mappings().iter().find(|it| it.id == folio.identity.mapping);
+        let mapping = || batch.mappings.iter().find(|it| it.id == folio.identity.mapping);
         let lasts = why == InUse::NotClean && mapping().is_some_and(|it| core.stays_dirty(it));
         let answer = if lasts { Answer::Pinned } else { why.answer() };
         core.residency.stays(&core.frames, sweep, folio.head, answer);
@@ -168,7 +167,7 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
 
     // 3. What is outside leaves memory now, as the system may refuse it: then it stays. Whoever
     //    stores to it waits for the mutex.
-    for (n, mapping) in batch.mappings().iter().enumerate() {
+    for (n, mapping) in batch.mappings.iter().enumerate() {
         if core.is_outside(mapping) {
             for it in core.leave_memory(mapping, &frozen.frozen_of(n)) {
                 frozen.stays(core, it);
@@ -178,8 +177,8 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
 
     // 4. Tell the policy of each, which leaves ghosts of its pages; remove it from the index: no
     //    look-up finds it any more; forget the identity.
-    let (mut evicted, mut stayed) = (Vec::with_capacity(batch.len()), Vec::new());
-    for n in 0..batch.len() {
+    let (mut evicted, mut stayed) = (Vec::with_capacity(batch.folios.len()), Vec::new());
+    for (n, &folio) in batch.folios.iter().enumerate() {
         match frozen.get(n) {
             Ok(Frozen { folio, changing, .. }) => {
                 let ghosts_of = changing.mapping().ghosts_of;
@@ -191,14 +190,14 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
                 core.frames.frame(folio.head).forget_identity();
                 evicted.push(folio);
             }
-            Err(why) => stayed.push((batch.folio(n), why)),
+            Err(why) => stayed.push((folio, why)),
         }
     }
 
     // 5. The places of hollow folios are kept, so that nothing else gets there.
     let mut leaving: Vec<Leaving<'_>> = Vec::new();
-    for (n, mapping) in batch.mappings().iter().enumerate() {
-        leaving.extend(core.leave(frozen.changing(n), mapping, &evicted));
+    for (n, mapping) in batch.mappings.iter().enumerate() {
+        leaving.extend(core.leave(&mut frozen.changing[n], mapping, &evicted));
     }
 
     // 6. Release the mutexes. Then take the pages in these places out of all maps.
@@ -213,9 +212,9 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
     for folio in &evicted {
         core.frames.free(folio.head, folio.identity.order);
     }
-    for mapping in batch.mappings() {
+    for mapping in &batch.mappings {
         if evicted.iter().any(|folio| folio.identity.mapping == mapping.id) {
-            core.retire(mapping);
+            core.mappings.retire(mapping);
         }
     }
     stayed

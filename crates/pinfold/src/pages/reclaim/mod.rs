@@ -1,8 +1,7 @@
-//! Reclaim: allocation under the budget, and the eviction that it needs.
+//! Memory under the budget: allocation, and the eviction that it needs.
 //!
-//! Allocates; evicts in the daemon between the watermarks, or in the allocating thread when nothing
-//! is free. `residency` decides which folio goes, `pressure` has the watermarks and waiting
-//! threads, `freeze` takes a folio apart.
+//! `residency` decides which folio goes, `pressure` has the watermarks and waiting threads, `freeze`
+//! takes a folio apart.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,8 +16,7 @@
 //! | `census.rs` | what the memory is full of, for errors |
 //!
 //! The arena *is* the budget: everything in it is data, the frame table with the ghosts, or slabs of
-//! index nodes.
-//! So the budget holds at every instant, and eviction only decides who gets memory.
+//! index nodes. So the budget holds at every instant, and eviction only decides who gets memory.
 
 #[cfg(any(test, feature = "testing"))]
 mod by_range;
@@ -68,9 +66,8 @@ pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_o
 pub(crate) use evict::{evict, evict_these};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
-/// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
-/// of a guard wakes nobody (every put would have to check who waits), so the thread tries again by
-/// itself, after about as long again as it has waited so far.
+/// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end of
+/// a guard wakes nobody, as every put would have to check who waits.
 pub(crate) const NAP_MIN: Duration = Duration::from_micros(50);
 pub(crate) const NAP_MAX: Duration = Duration::from_millis(20);
 
@@ -125,8 +122,8 @@ impl Shortage {
     }
 }
 
-/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there
-/// is none; without, returns `None` if there is none at once, and waits for nothing.
+/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there is
+/// none; without, waits for nothing, and may return `None`.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
@@ -146,7 +143,7 @@ pub(crate) fn allocate(
     core.take_run_back();
     let evict_first = if needed { evict } else { evict_at_once };
     evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
-    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    let mut patience = Patience::new(core);
     // Ends: when memory comes, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
@@ -160,32 +157,27 @@ pub(crate) fn allocate(
             return Err(shortage(core, wish.bytes() as u64));
         }
         if evict_again(core, core.pressure.direct_pages, &patience).evicted == 0 {
-            core.pressure.wait_for_progress(seen, nap);
-            nap = (nap * 2).min(NAP_MAX);
+            patience.sleep(core, seen);
         }
     }
 }
 
-/// A turn of eviction for a thread that waits. That others evict, and as many as may, is a reason to
-/// wait for them, but not until patience is over: they may all look at what cannot leave, or take what
-/// they free.
+/// A turn of eviction for a thread that waits. That as many evict as may is a reason to wait for
+/// them, but not until patience is over: they may all look at what cannot leave, or take what they
+/// free.
 pub(crate) fn evict_again(core: &Core, pages: u32, patience: &Patience) -> SweepCounts {
     let goes_by_itself = patience.wears_thin(core) && !mutant::on(Mutant::EvictorsAwaited);
-    if goes_by_itself {
-        evict_at_once(core, pages, EFFORT_MAX)
-    } else {
-        evict(core, pages, EFFORT_MAX)
-    }
+    let evict = if goes_by_itself { evict_at_once } else { evict };
+    evict(core, pages, EFFORT_MAX)
 }
 
-/// Waits until `look` returns something, in a thread whose file has enough on its way. It looks again
-/// after each read that ends, and from time to time.
+/// Waits until `look` returns something, in a thread whose file has enough on its way.
 pub(crate) fn wait_for_own_file<T>(
     core: &Core,
     file: &Mapping,
     look: impl Fn() -> Option<T>,
 ) -> Result<T, Shortage> {
-    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    let mut patience = Patience::new(core);
     // Ends: when a read of the file has ended, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
@@ -195,8 +187,7 @@ pub(crate) fn wait_for_own_file<T>(
         if patience.is_over_for(core, file, Refused::OwnFile) {
             return Err(shortage(core, PAGE_BYTES as u64));
         }
-        core.pressure.wait_for_progress(seen, nap);
-        nap = (nap * 2).min(NAP_MAX);
+        patience.sleep(core, seen);
     }
 }
 
@@ -206,8 +197,8 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
     if order == Order::MIN {
         return None;
     }
-    // First, as much as is wanted is evicted, in the order in which it came: large folios leave
-    // large pieces. But small ones would leave ever more small pieces, and memory unused.
+    // First, as much as is wanted is evicted: large folios leave large pieces. But small ones would
+    // leave ever more small pieces, and memory unused.
     if core.frames.free_frames() < core.pressure.high_frames + 2 * order.frames() {
         let evict = if needed { evict } else { evict_at_once };
         evict(core, order.frames(), EFFORT_MAX);
@@ -222,16 +213,15 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
 
 /// How long a thread waits for memory. It begins anew with each read that ends, of whatever file:
 /// what the read brought can be evicted. While no read ends but some are under way, it is longer by
-/// [`READS_TAKE`]: a disk that starts up is waited for, a source that hangs is not without end.
-///
-/// A thread in a source's call has folios on their way itself, for which others wait. It waits only
-/// once, and not for other reads.
+/// [`READS_TAKE`]: a disk that starts up is waited for, a source that hangs is not without end. A
+/// thread in a source's call, for whose folios others wait, waits once, and not for other reads.
 #[derive(Debug)]
 pub(crate) struct Patience {
     ended: u64,
     /// Of the file whose reads alone it looks at: see [`Self::is_over_for`].
     of_file: Option<u64>,
     since: Instant,
+    nap: Duration,
 }
 
 /// How many times longer it waits while reads are under way.
@@ -240,7 +230,13 @@ const READS_TAKE: u32 = 15;
 impl Patience {
     pub(crate) fn new(core: &Core) -> Self {
         let (ended, since) = (core.engine.reads().ended, Instant::now());
-        Patience { ended, of_file: None, since }
+        Patience { ended, of_file: None, since, nap: NAP_MIN }
+    }
+
+    /// Sleeps until there is progress beyond `seen`, or as long again as it has slept so far.
+    pub(crate) fn sleep(&mut self, core: &Core, seen: u64) {
+        core.pressure.wait_for_progress(seen, self.nap);
+        self.nap = (self.nap * 2).min(NAP_MAX);
     }
 
     pub(crate) fn is_over(&mut self, core: &Core) -> bool {
@@ -249,9 +245,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file. If it
-    /// waits for a worker, or for what its own file has on its way, what is read of other files is of
-    /// no use to it.
+    /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file: then what
+    /// is read of other files is of no use to it.
     pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         if why != Refused::OwnFile {
             return self.is_over(core);
@@ -261,8 +256,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// [`is_over`](Self::is_over) for a copy, whose time does not begin anew: it waits for the end of
-    /// other copies, or of guards, and no read brings that about.
+    /// [`is_over`](Self::is_over) for a copy, whose time does not begin anew: no read ends other
+    /// copies, or guards.
     #[cfg(not(loom))]
     pub(crate) fn is_over_for_copy(&mut self, core: &Core) -> bool {
         self.has_lasted(core, false)
@@ -273,7 +268,7 @@ impl Patience {
         self.since.elapsed() > core.options.patience() / 4
     }
 
-    /// Whether it is over. With `begins_anew`, the time begins anew.
+    /// Whether it is over; the time may begin anew first.
     pub(crate) fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
         let in_a_source = source::in_a_source();
         if begins_anew && !in_a_source {
@@ -290,13 +285,20 @@ pub(crate) fn reads_take(core: &Core) -> Duration {
     core.options.patience().saturating_mul(READS_TAKE)
 }
 
+/// The most pages that can be kept by pins alone, or by copies alone: all but the frame table, the
+/// index nodes for that many pages, and a small reserve to read with.
+#[inline]
+pub(crate) fn kept_pages_max(core: &Core) -> u32 {
+    let frames = core.frames.frames();
+    frames - frames / 64 - (frames / 64).max(16)
+}
+
 /// What the memory is full of, for who wanted so many bytes.
 pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
     let mut census = Census::take(core);
     let page = PAGE_BYTES as u64;
-    // A folio that left its file while it was borrowed: the census counts files' folios alone.
+    // Neither are folios of files: those that left their file while they were borrowed, and copies.
     census.held_bytes += core.deferred.outstanding(&core.frames).1 * page;
-    // Copies are no folios of files either.
     census.held_bytes += u64::from(core.pressure.copied.pages()) * page;
     Shortage {
         wanted_bytes,
@@ -312,11 +314,12 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
     core.frames.table_bytes() + core.nodes.stats().slab_bytes
 }
 
-/// More index nodes, at least `wanted`; false if there is no memory for them. With `needed`, as in
-/// [`allocate`]. A thread that holds folios on which others may wait must not ask with `needed`.
+/// More index nodes, at least `wanted`; false if there is no memory for them. `needed` as in
+/// [`allocate`], but not for a thread that holds folios on which others may wait.
 pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<bool, Shortage> {
     let mut result = Ok(true);
-    let refilled = core.nodes.refill(wanted, || match allocate_slab(core, needed) {
+    // Whether they are there, or another thread took them: the caller tries again.
+    let _ = core.nodes.refill(wanted, || match allocate_slab(core, needed) {
         Ok(Some(frame)) => NonNull::new(core.frames.address(frame)),
         Ok(None) => {
             result = Ok(false);
@@ -327,13 +330,10 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<boo
             None
         }
     });
-    // Otherwise the nodes are there, or another thread took them: the caller tries again.
-    let _ = refilled;
     result
 }
 
-/// A frame for index nodes. It keeps its reference for ever, so it is never evicted, split or
-/// moved; it is therefore allocated where it fragments no run.
+/// A frame for index nodes, which keeps its reference for ever: where it fragments no run.
 fn allocate_slab(core: &Core, needed: bool) -> Result<Option<FrameNumber>, Shortage> {
     let frame = unmovable::alloc_for_nodes(core).or_else(|| alloc_unmovable(core, Order::MIN));
     if frame.is_some() {

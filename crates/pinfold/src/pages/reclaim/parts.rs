@@ -1,8 +1,5 @@
-//! Large folios of which a few parts are used.
-//!
-//! Heat belongs to pages. Where the policy would keep a large folio for a few of them, the folio is
-//! split: the parts that were used stay, and the others are evicted. What was used nearly
-//! everywhere stays whole. The entry has the parts (`frames/entry.rs`).
+//! Large folios of which a few parts are used (`frames/entry.rs`): where the policy would keep one
+//! for these, it is split, and the other parts are evicted.
 
 use std::ptr::NonNull;
 
@@ -14,8 +11,8 @@ use crate::pages::core::Core;
 use crate::pages::freeze::{InUse, split};
 use crate::pages::residency::Candidate;
 
-/// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all of it, or
-/// the parts that were not used. Nothing if it cannot be split now; the policy is told.
+/// Adds to `folios` what is to be evicted of the folio at `head`, which was offered. Nothing if it
+/// cannot be split now; the policy is told.
 pub(super) fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
     let whole = Candidate::of(&core.frames, head);
     if !core.residency.stays_in_part(&core.frames, head) {

@@ -7,7 +7,6 @@
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split.
 //! No lock may be held.
 //!
 //! Index nodes stay for ever, so for them this comes before ([`alloc_for_nodes`]): the lowest frame

@@ -602,7 +602,7 @@ impl Area {
             core.put(head); // the index's
         }
         if self.closed.load(Ordering::Relaxed) {
-            core.retire(mapping);
+            core.mappings.retire(mapping);
         }
         core.pressure.progress();
         read

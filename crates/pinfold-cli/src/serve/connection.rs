@@ -179,12 +179,13 @@ impl Connection<'_> {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let has_ended = process.wait(self.peer.stream(), wait.as_ref());
-        if left.is_some_and(|left| left.is_zero()) {
-            let seconds = self.shared.silence.as_secs_f64();
-            return Err(format!("it has sent no mappings for {seconds} seconds"));
-        }
-        has_ended.map_err(|why| why.to_string())
+        // Not by the clock: what it has sent may wait for this thread.
+        process.wait(self.peer.stream(), wait.as_ref()).map_err(|why| why.to_string())?.ok_or_else(
+            || {
+                let seconds = self.shared.silence.as_secs_f64();
+                format!("it has sent no mappings for {seconds} seconds")
+            },
+        )
     }
 
     fn answer(&mut self, process: &PeerProcess, request: Request) -> Result<(), String> {
@@ -207,10 +208,10 @@ impl Connection<'_> {
                 let uffd = uffd.ok_or("its mappings came without a userfaultfd")?;
                 check(uffd)?;
                 let twin = uffd.try_clone().map_err(|_| NO_DESCRIPTORS)?;
+                self.peer.begin_service()?;
                 let (processes, peer) = (&self.shared.processes, self.peer.clone());
                 let client = processes.add(process.owner(), twin, mappings, peer)?;
                 self.client = self.descriptors.pop().map(|uffd| (client, uffd));
-                self.peer.set_served();
                 if !self.hears {
                     return Ok(()); // Firecracker expects no answer
                 }

@@ -4,8 +4,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FsWord;
@@ -23,17 +22,26 @@ pub struct Peer {
     pid: Option<i32>,
     user: u32,
     stream: UnixStream,
-    is_served: AtomicBool,
-    /// Why it ends, if that is not for what it has said.
-    ended: Mutex<Option<String>>,
+    state: Mutex<PeerState>,
+}
+
+/// How far it is. A peer that is served does not give way: who decides that it does, and who begins
+/// to serve it, do so under one lock.
+#[derive(Debug)]
+enum PeerState {
+    /// It has sent no mappings.
+    New,
+    /// It has sent its mappings: it is served, or about to be.
+    Served,
+    /// It is told to end, for this, and not for what it has said.
+    Ended(String),
 }
 
 impl Peer {
     /// The other side of a new connection.
     pub fn new(number: u64, stream: UnixStream) -> Self {
         let (pid, user) = credentials(&stream).map_or((None, u32::MAX), |it| known(&it));
-        let (is_served, ended) = (AtomicBool::new(false), Mutex::new(None));
-        Peer { number, pid, user, stream, is_served, ended }
+        Peer { number, pid, user, stream, state: Mutex::new(PeerState::New) }
     }
 
     /// Counted from 1 on.
@@ -73,21 +81,47 @@ impl Peer {
         &self.stream
     }
 
-    /// It has sent its mappings.
-    pub fn set_served(&self) {
-        self.is_served.store(true, Ordering::Relaxed); // for who looks for an older one
+    /// A thread that has panicked had no half-done change of it.
+    fn state(&self) -> MutexGuard<'_, PeerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it can give way: it has sent no mappings, and was not told to end.
-    pub fn gives_way(&self) -> bool {
-        let is_served = self.is_served.load(Ordering::Relaxed); // what it was a moment ago
-        !is_served && self.ended.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    /// It has sent its mappings. Before it is served: from now on it does not give way.
+    ///
+    /// # Errors
+    /// Why it was told to end.
+    pub fn begin_service(&self) -> Result<(), String> {
+        let mut state = self.state();
+        if let PeerState::Ended(why) = &*state {
+            return Err(why.clone());
+        }
+        *state = PeerState::Served;
+        Ok(())
+    }
+
+    /// Whether it has sent no mappings, and was not told to end.
+    pub fn is_new(&self) -> bool {
+        matches!(*self.state(), PeerState::New)
     }
 
     /// Has its thread end the connection, and tell why.
     pub fn end(&self, why: String) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.get_or_insert(why);
+        let state = self.state();
+        if !matches!(*state, PeerState::Ended(_)) {
+            self.set_ended(state, why);
+        }
+    }
+
+    /// As [`Self::end`], unless it has sent its mappings by now.
+    pub fn give_way(&self, why: &str) {
+        let state = self.state();
+        if matches!(*state, PeerState::New) {
+            self.set_ended(state, why.to_owned());
+        }
+    }
+
+    fn set_ended(&self, mut state: MutexGuard<'_, PeerState>, why: String) {
+        *state = PeerState::Ended(why);
         // What can be received is left to its thread. It may have closed the connection itself.
         let _ = self.stream.shutdown(std::net::Shutdown::Read);
     }
@@ -102,7 +136,10 @@ impl Peer {
 
     /// Why it is ended by [`Self::end`].
     pub fn why_ended(&self) -> Option<String> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        match &*self.state() {
+            PeerState::Ended(why) => Some(why.clone()),
+            PeerState::New | PeerState::Served => None,
+        }
     }
 }
 
@@ -125,16 +162,22 @@ impl PeerProcess {
     }
 
     /// Waits until `stream` can be received from or the process has ended, at most for this time.
-    /// Whether the process has ended.
+    /// Whether the process has ended; `None` if the time is over.
     ///
     /// # Errors
     /// The system's.
-    pub fn wait(&self, stream: &UnixStream, wait: Option<&Timespec>) -> Result<bool, Errno> {
+    pub fn wait(
+        &self,
+        stream: &UnixStream,
+        wait: Option<&Timespec>,
+    ) -> Result<Option<bool>, Errno> {
         let process = self.fd.as_ref().map_or(stream.as_fd(), OwnedFd::as_fd);
         let fds = [stream.as_fd(), process];
         let mut fds = fds.map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut fds, wait) {
-            Ok(_) | Err(Errno::INTR) => Ok(self.fd.is_some() && !fds[1].revents().is_empty()),
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(self.fd.is_some() && !fds[1].revents().is_empty())),
+            Err(Errno::INTR) => Ok(Some(false)),
             Err(error) => Err(error),
         }
     }
@@ -190,6 +233,15 @@ mod tests {
         let [one, two] = [(); 2].map(|()| peer.process().unwrap());
         assert!(one.owner() != 0 && one.owner() == two.owner());
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(false), "it lives");
+        assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(None), "it lives");
+    }
+
+    #[test]
+    fn who_gives_way_is_not_served() {
+        let (stream, _other) = UnixStream::pair().unwrap(); // not closed
+        let peer = Peer::new(1, stream);
+        peer.give_way("first");
+        peer.end("second".to_owned());
+        assert_eq!(peer.begin_service().unwrap_err(), "first");
     }
 }

@@ -154,6 +154,8 @@ impl Processes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connection::{self, Shared};
+    use super::super::guest::{Connection, Guest};
     use super::*;
     use pinfold::{Cache, Options};
     use std::os::unix::net::UnixStream;
@@ -191,6 +193,45 @@ mod tests {
         let (stream, _) = UnixStream::pair().unwrap();
         let peer = Arc::new(Peer::new(2, stream));
         assert_eq!(processes.add(7, null, Vec::new(), peer).unwrap_err(), FAILED, "none starts");
+    }
+
+    #[test]
+    fn who_is_about_to_be_served_does_not_give_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let [snapshot, socket] = ["snapshot", "socket"].map(|name| folder.path().join(name));
+        std::fs::write(&snapshot, vec![7; 1 << 20]).unwrap();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let clients = Clients::new(&cache.open(&snapshot).unwrap()).unwrap();
+        let (memory, bytes) = (clients.memory().unwrap(), clients.bytes());
+        let log = Log::start().unwrap();
+        let (processes, Starter(wanted)) = Processes::new(clients, log.clone());
+        let processes = Arc::new(processes);
+        let silence = std::time::Duration::from_secs(3600);
+        let (gates, written) = Default::default();
+        let shared = processes.clone();
+        let shared =
+            Shared { cache, memory, bytes, processes: shared, gates, log, silence, written };
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let guest = std::thread::spawn(move || {
+            let mut connection = Connection::open(&socket).unwrap();
+            let guest = Guest::restore(&mut connection, pinfold::ClientMemory::Shared).unwrap();
+            connection.stats().unwrap(); // else nobody serves what is read next
+            // SAFETY: the first byte of its memory.
+            unsafe { guest.as_ptr().read_volatile() }
+        });
+        let peer = Arc::new(Peer::new(1, listener.accept().unwrap().0));
+        let run = {
+            let peer = peer.clone();
+            std::thread::spawn(move || connection::run(&shared, &peer))
+        };
+        let (owner, faults, done) = wanted.recv().unwrap();
+        peer.give_way("somebody else has come");
+        let desks = processes.desks.clone();
+        std::thread::spawn(move || faults.run(owner, &desks));
+        done.send(Ok(())).unwrap();
+        assert_eq!(guest.join().unwrap(), 7);
+        run.join().unwrap();
+        assert_eq!(peer.why_ended(), None);
     }
 
     #[test]

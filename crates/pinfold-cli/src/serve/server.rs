@@ -2,11 +2,12 @@
 //! (`connection.rs`).
 //!
 //! There are as many connections as the process's descriptors are enough for. Where there is no
-//! room for a new one, the oldest that has sent no mappings gives way; if all have, new ones wait in
-//! the socket's queue. Where the system gives no thread for a connection, a thread that was started
+//! room for a new one, one that has sent no mappings gives way: of the process with the most of them,
+//! the oldest. If all have sent theirs, new ones wait in the socket's queue. Where the system gives no thread for a connection, a thread that was started
 //! with the door tells it so, and closes it: also that close may wait.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -128,13 +129,14 @@ impl Door {
         }
     }
 
-    /// The oldest connection that is not served ends soon. False: there is none.
+    /// A connection that has sent no mappings ends soon. False: there is none.
     fn give_way(peers: &Peers) -> bool {
-        let Some(oldest) = peers.values().flatten().find(|peer| peer.gives_way()) else {
-            return false;
-        };
-        oldest.end("it is not served yet, and gives way to a new one".to_owned());
-        true
+        let new = peers.values().flatten().filter(|peer| peer.is_new());
+        let victim = victim(new.map(|peer| (peer.pid(), peer)));
+        // It may have sent its mappings meanwhile: then another one is looked for after a rest.
+        let end =
+            |peer: &Arc<Peer>| peer.give_way("it is not served yet, and gives way to a new one");
+        victim.map(end).is_some()
     }
 
     fn connect(&self, peer: Peer) {
@@ -168,6 +170,17 @@ impl Door {
     }
 }
 
+/// Which of these gives way, the oldest first, each with its process: of the process that has the most
+/// of them, so that one with many takes no other's place.
+fn victim<T>(new: impl Iterator<Item = (Option<i32>, T)>) -> Option<T> {
+    let mut oldest = HashMap::new();
+    for (age, (pid, peer)) in new.enumerate() {
+        oldest.entry(pid).or_insert((0, Reverse(age), peer)).0 += 1;
+    }
+    let all = oldest.into_values();
+    all.max_by_key(|&(count, age, _)| (count, age)).map(|(_, _, peer)| peer)
+}
+
 /// Tells connections that they are refused, and closes them.
 fn refuse(refused: &Receiver<Refused>) {
     for (peer, place, why) in refused {
@@ -196,5 +209,18 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.table.lock().remove(&self.number);
         self.table.one_less.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::victim;
+
+    #[test]
+    fn the_process_with_the_most_connections_gives_way() {
+        let of = |all: &[(i32, u64)]| victim(all.iter().map(|&(pid, number)| (Some(pid), number)));
+        assert_eq!(of(&[(7, 1), (8, 2), (9, 3), (8, 4)]), Some(2), "and of these the oldest");
+        assert_eq!(of(&[(7, 1), (8, 2), (8, 3), (7, 4)]), Some(1), "as many: the oldest of all");
+        assert_eq!(of(&[]), None);
     }
 }

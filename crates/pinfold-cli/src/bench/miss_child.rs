@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use memmap2::{Advice, Mmap};
-use pinfold::{Cache, Hint, Options};
+use pinfold::{Cache, File, Hint, Options};
 use rand::{Rng, RngExt};
 use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,9 @@ enum Engine {
     Direct,
     Pread,
     Mmap(Mmap),
-    Pinfold(Cache),
+    /// The file is open from the beginning to the end: of one that has no name, nothing is kept once
+    /// its last handle has gone.
+    Pinfold(Cache, File),
 }
 
 /// Takes the sample and writes what came of it to standard output.
@@ -137,7 +139,11 @@ impl Engine {
             "pread-direct" | "direct-deep" => Engine::Direct,
             "pread" => Engine::Pread,
             "mmap" => Engine::Mmap(mapping_of(&job.path)?),
-            "pinfold" => Engine::Pinfold(Cache::new(Options::new(job.budget_bytes))?),
+            "pinfold" => {
+                let cache = Cache::new(Options::new(job.budget_bytes))?;
+                let file = cache.open(&job.path)?;
+                Engine::Pinfold(cache, file)
+            }
             other => bail!("no engine {other}"),
         })
     }
@@ -151,12 +157,12 @@ impl Engine {
             Engine::Pread | Engine::Mmap(_) if !job.hints => None,
             Engine::Pread | Engine::Mmap(_) => storage_read_bytes()?,
             // A read within one page misses once.
-            Engine::Pinfold(cache) => Some(cache.stats().misses * job.block_bytes),
+            Engine::Pinfold(cache, _) => Some(cache.stats().misses * job.block_bytes),
         })
     }
 
     fn cache_figures(&self) -> Option<CacheFigures> {
-        let Engine::Pinfold(cache) = self else { return None };
+        let Engine::Pinfold(cache, _) = self else { return None };
         Some(CacheFigures::of(cache))
     }
 }
@@ -195,8 +201,8 @@ impl Work for Walk<'_> {
                 }
                 self.read(&Bytes(map), board, worker)
             }
-            Engine::Pinfold(cache) => {
-                let file = cache.open(path)?;
+            Engine::Pinfold(_, file) => {
+                let file = file.clone();
                 if self.job.hints {
                     file.advise(0..self.job.file_bytes, hint)?;
                 }

@@ -3,7 +3,7 @@
 //! A folio is read into the arena like any other (`fill`), and moves to the mirror when a mapped
 //! access wants one of its pages: [`look`]. From then on the kernel maps its pages by itself. The
 //! steps, for the folio and for those that follow it in the file and are in the arena, too:
-//! 1. allocate a lent folio for each; claim its place;
+//! 1. allocate a hollow folio for each; claim its place;
 //! 2. copy its bytes to the place, under a reference;
 //! 3. under the mapping's `change` mutex put the new folios into the index (`lend/exchange.rs`);
 //! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.

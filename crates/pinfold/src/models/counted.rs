@@ -18,7 +18,7 @@ fn a_counted_reference_is_to_its_page_and_keeps_it() {
     holds_and_catches(reclaim, &mutants);
 }
 
-/// The same with a guard, which validates the version.
+/// Reclaim against a guard, which validates the version.
 fn reclaim_under_guard() {
     let get = |model: &Model| {
         let Some(page) = model.files[0].get_at_once(0) else { return };

@@ -102,7 +102,7 @@ fn what_a_batch_borrows_in_further_slots_is_not_evicted() {
     holds_and_catches(against_eviction, &[(Mutant::FurtherUnseen, RACE)]);
 }
 
-/// The same by a reader without a fence of its own.
+/// A batch's further guards, by a reader without a fence of its own.
 #[test]
 fn what_a_batch_borrows_without_a_fence_is_not_evicted() {
     let against_eviction = || {

@@ -72,7 +72,7 @@ fn holds_and_catches(model: fn(), mutants: &[(Mutant, &str)]) {
     holds_and_catches_within(2, model, mutants);
 }
 
-/// The same with another bound on preemptions, where two do not show every mutant or take too long.
+/// As [`holds_and_catches`] with another bound on preemptions, where two do not show every mutant or take too long.
 fn holds_and_catches_within(preemptions: usize, model: fn(), mutants: &[(Mutant, &str)]) {
     let explore = |mutant, swapped| {
         SWAPPED.set(swapped);
@@ -171,7 +171,7 @@ impl Model {
         Self::with_barrier(frames, order, Barrier::FullFence)
     }
 
-    /// The same, with readers that have a fence of their own or not. loom has no membarrier: see
+    /// A model as of [`Self::new`], with readers that have a fence of their own or not. loom has no membarrier: see
     /// `readers::barrier`.
     fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);

@@ -58,12 +58,12 @@ impl Machine {
         }
     }
 
-    /// The same, where others change the page table.
+    /// A machine on which others change the page table.
     pub(super) fn that_looks(self) -> Self {
         Machine { looks: true, ..self }
     }
 
-    /// The same, where the program has asked KSM to merge these pages alone.
+    /// A machine on which the program has asked KSM to merge these pages alone.
     pub(super) fn that_merges_an_area(self) -> Self {
         Machine { merges_all: false, ..self }
     }
@@ -137,7 +137,7 @@ impl Machine {
         self.evict_all(&[page]);
     }
 
-    /// The same, of pages that are looked up together.
+    /// As [`Self::evict`], for pages that are looked up together.
     pub(super) fn evict_all(&self, pages: &[u32]) {
         let mut states = self.pages.lock();
         let leaving = |page: &u32| states.may_leave(u64::from(*page));
@@ -273,7 +273,7 @@ impl Machine {
         there.then(|| self.memory[page as usize].load(Ordering::SeqCst) & BYTES)
     }
 
-    /// The same, where it cannot fail.
+    /// What the program finds where no access fails.
     pub(super) fn load(&self, page: u32) -> u32 {
         self.try_load(page).expect("nobody takes pages away")
     }

@@ -80,7 +80,7 @@ impl Snapshot {
         Snapshot { file: Arc::new(file.clone()), pages, holes, zeros, known }
     }
 
-    /// The same, for another thread.
+    /// This snapshot for another thread.
     pub(super) fn another(&self) -> Self {
         Snapshot { holes: self.holes.clone(), ..Self::new(&self.file) }
     }

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use std::{io, slice};
 
 use super::anon::{AccessOrder, Area, CopyPart, HeldRange, Origin, Protection, pages_of};
-use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::read;
+use super::target::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 #[cfg(doc)]
 use crate::error::ErrorKind;

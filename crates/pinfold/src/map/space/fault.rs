@@ -2,7 +2,8 @@
 //! moment at which the access can be repeated.
 //!
 //! The steps, and in which order the locks are taken. What a page needs to be there is not here
-//! (`map/lend.rs`, and for own memory `anon/bring.rs`; `Target` in `core.rs` finds which), nor who is called if it cannot be.
+//! (`map/lend.rs`, and for own memory `anon/bring.rs`; which one, says the [`Target`] below, which
+//! `target.rs` implements), nor who is called if it cannot be.
 //!
 //! # States of a fault
 //!
@@ -205,7 +206,7 @@ fn first_look<T: Target>(
         Ok(false) => {
             shared.counters.absent.add(1);
             match (shared.io, shared.lock) {
-                (FaultIo::Hold, FaultLock::Vma) => hold(target, &wanted),
+                (FaultIo::Hold, FaultLock::Vma) => bring_under_lock(target, &wanted),
                 _ => return FirstLook::Absent(target.clone(), wanted, body.generation),
             }
         }
@@ -214,7 +215,7 @@ fn first_look<T: Target>(
 }
 
 /// Brings a page under the lock under which it was absent.
-fn hold<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
+fn bring_under_lock<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
     // Ends, and if the page is not there then: as in `retry`.
     for _ in 0..RETRIES_MAX {
         let brought = now(target.bring(wanted, Waiter::Thread))?;
@@ -289,7 +290,7 @@ fn look_again<'a, T: Target>(
     }
     let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
     let served = match share.look(wanted, brought, waiter) {
-        Ok(false) if shared.io == FaultIo::Hold => hold(share, wanted),
+        Ok(false) if shared.io == FaultIo::Hold => bring_under_lock(share, wanted),
         Ok(false) => return None,
         Ok(true) => Ok(()),
         Err(error) => Err(error),

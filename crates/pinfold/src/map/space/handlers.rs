@@ -46,7 +46,8 @@ use crate::mapped::uffd::Uffd;
 /// page gets an error, and all others are served.
 pub(super) struct ServedFault(Pin<Box<dyn Future<Output = Fault>>>);
 
-/// What serves a fault at an address, as a task of the thread with these timers.
+/// What serves a fault at an address, as a task of the thread with these timers: `serve_message` of
+/// `target.rs`, which is above this file.
 type Serve = fn(usize, FaultAccess, Rc<Rests>) -> ServedFault;
 
 /// The most tasks of a thread.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::core::serve_message;
 use super::fault::Fault;
 use super::handlers::{self, ServedFault};
+use super::target::serve_message;
 use super::vma::FaultAccess;
 use crate::access::futures::{Ready, Set};
 use crate::base::mutant::{self, Mutant};
@@ -120,7 +120,7 @@ impl Tasks {
         self.end_within(address, u64::MAX).expect("no number of rests is too many")
     }
 
-    /// The same, as long as it rests at most so often.
+    /// Waits for the end of a task, as long as it rests at most so often.
     fn end_within(&mut self, address: *const u8, times: u64) -> Option<Fault> {
         let (since, before) = (Instant::now(), self.rests.times());
         while self.rests.times() - before < times {
@@ -213,7 +213,7 @@ fn others_are_served_beside_a_read(mutant: Option<Mutant>) -> bool {
     passed
 }
 
-/// The same while a read of the swap hangs.
+/// Whether other pages are served while a read of the swap hangs.
 fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
     let (swap, _cache, _space, map) = paged_out();
     let [hangs, other] = [9, 500].map(|page| map.as_mut_ptr().wrapping_add(page * PAGE).addr());
@@ -525,7 +525,7 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
 /// What README says of faults that wait.
 #[test]
 fn a_fault_that_waits_takes_little_memory() {
-    let bytes = super::core::serve_message(0, FaultAccess::Load, std::rc::Rc::default()).bytes();
+    let bytes = super::target::serve_message(0, FaultAccess::Load, std::rc::Rc::default()).bytes();
     println!("a fault that waits for a handler thread takes {bytes} bytes");
     assert!(bytes <= 4096, "{bytes}");
 }

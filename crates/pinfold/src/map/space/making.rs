@@ -6,12 +6,12 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use super::anon_map::AnonMap;
-use super::core::{self, SpaceCore};
 use super::fault::{FaultIo, FaultLock, ServedBy, SpaceShared};
 use super::handlers::Handlers;
 use super::map::{self, Map, check_own};
 use super::signal;
 use super::stats::SpaceStats;
+use super::target::{self, SpaceCore};
 use crate::base::heap;
 use crate::base::sync::Mutex;
 use crate::cache::Cache;
@@ -171,7 +171,7 @@ impl Space {
                 installed.map_err(|why| Cause::SignalHandler { cause: Arc::new(why) })?;
                 None
             }
-            n => Some(Handlers::start(n, &uffd, core::serve_message)?),
+            n => Some(Handlers::start(n, &uffd, target::serve_message)?),
         };
         let by = if handlers.is_none() { ServedBy::Signal } else { ServedBy::Message };
         let shared = SpaceShared::new(lock, io, by);

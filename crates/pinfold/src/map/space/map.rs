@@ -37,9 +37,9 @@ use std::{io, slice};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use super::core::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::held::HeldBytes;
 use super::reservation::Reservation;
+use super::target::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
 use super::vma::{Mapped, Vma, begin, end};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};

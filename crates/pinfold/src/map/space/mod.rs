@@ -1,13 +1,13 @@
 //! The fourth way in: files as memory, larger than the budget.
 //!
 //! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a
-//! file. A page that is in the file's mirror (`mapped/mirror/`) is mapped by the kernel alone; this folder
-//! is about the accesses to the others.
+//! file. A page that is in the file's mirror (`mapped/mirror/`) is mapped by the kernel alone;
+//! this folder is about the accesses to the others.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `making.rs` | `Space` and its options |
-//! | `core.rs` | what is behind an address |
+//! | `target.rs` | where a fault enters (`serve_signal`, `serve_message`); the file behind an address |
 //! | `map.rs` | `Map`: mapping, unmapping, changing |
 //! | `held.rs` | bytes of a map that stay there |
 //! | `reservation.rs` | addresses that a map has for itself |
@@ -28,8 +28,6 @@ mod anon;
 mod anon_map;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod anon_tests;
-#[cfg(not(loom))]
-mod core;
 pub(crate) mod fault;
 #[cfg(not(loom))]
 mod handlers;
@@ -49,6 +47,8 @@ mod signal;
 #[cfg(not(loom))]
 mod stacks;
 pub(crate) mod stats;
+#[cfg(not(loom))]
+mod target;
 pub(crate) mod vma;
 
 #[cfg(not(loom))]

@@ -38,9 +38,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{io, mem, ptr};
 
-use super::core;
 use super::fault::Fault;
 use super::stacks::on_own_stack;
+use super::target;
 use super::vma::FaultAccess;
 use crate::base::guarded::guarded;
 
@@ -156,7 +156,7 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
 /// Whether the access to `address` can be repeated. `alternate` is the thread's alternate stack.
 fn serves(address: usize, access: FaultAccess, alternate: &libc::stack_t) -> bool {
     // A panic, which is a mistake of this crate's, is an access that fails.
-    let serve = || guarded("a fault", || Ok(core::serve_signal(address, access)));
+    let serve = || guarded("a fault", || Ok(target::serve_signal(address, access)));
     matches!(on_own_stack(alternate, serve), Ok(Fault::Served))
 }
 

@@ -2,7 +2,7 @@
 //! so that it can be mapped. It is a memfd.
 //!
 //! Has the memfd, the cache's own view of it, and who owns which place of it. Which folios are put
-//! there is decided in `lend.rs`, and when they go in `freeze` and `reclaim`.
+//! there is decided in `map/lend.rs`; when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`.
 //!
 //! # Present means up to date
 //!

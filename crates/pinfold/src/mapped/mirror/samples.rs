@@ -27,7 +27,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// The same for those of `pages` that it stands for, if there are any.
+    /// This sample for those of `pages` alone that it stands for, if there are any.
     pub(super) fn within(self, pages: &Range<u64>) -> Option<Self> {
         let Range { start, end } = self.stands_for;
         let stands_for = start.max(pages.start)..end.min(pages.end);

@@ -1,7 +1,7 @@
 //! Where maps of this process show pages of a mirror.
 //!
 //! Here: the addresses; taking pages out of the page tables there, and asking which are in them.
-//! Not here: what an access does (`space/`), when pages leave (`reclaim/`).
+//! Not here: what an access does (`map/space/`), when pages leave (`map/pieces.rs`).
 //!
 //! A page that is taken out of the page tables alone stays in the memfd: the kernel maps it again by
 //! itself at the next access. So what is mapped again some time later was used, which nothing else

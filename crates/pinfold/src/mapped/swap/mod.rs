@@ -72,7 +72,7 @@ pub(crate) struct SwapStats {
 #[derive(Debug)]
 pub(crate) struct Swap {
     source: Arc<dyn Source>,
-    /// The same source, for reads that tasks wait for.
+    /// `source` for reads that tasks wait for.
     backing: Backing,
     slots: SwapSlots,
     pub(crate) counters: SwapCounters,

@@ -84,7 +84,7 @@ fn what_is_read_ahead_arrives_or_ends() {
     holds_and_catches(Stores::AtOnce, ahead, &mutants);
 }
 
-/// The same with one read in three failing, and pages dropped: an error comes from the source, and
+/// Reads ahead of which one in three fails, while pages are dropped: an error comes from the source, and
 /// no thread waits for ever.
 fn ahead_failing() {
     let read = |fixture: &Fixture| {

@@ -138,7 +138,7 @@ fn what_a_batch_guards_is_not_evicted() {
     holds_and_catches(Stores::Buffered, guards, &mutants);
 }
 
-/// The same with pages dropped.
+/// Guards of a batch while pages are dropped.
 fn dropped() {
     let drop_some = |fixture: &Fixture| {
         for _ in 0..3 {

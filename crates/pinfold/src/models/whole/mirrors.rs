@@ -269,7 +269,7 @@ fn what_is_evicted_or_moved_leaves_the_mirror() {
     holds_and_catches(Stores::AtOnce, evicted, &mutants);
 }
 
-/// The same with all steps, folios of up to two pages, and lent runs that are taken back.
+/// All steps of a mirror's pages, with folios of up to two pages, and lent runs that are taken back.
 fn all() {
     run(
         Plan { order_max: 1, ..PLAN },

@@ -72,7 +72,7 @@ fn a_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
     assert_eq!(caught, None, "the mutant does nothing");
 }
 
-/// The same of a map that became longer, and looked at the length before the file was cut.
+/// The first byte of the second page, read through a map that became longer, and looked at the length before the file was cut.
 fn made_longer_while_the_file_is_cut(mutant: Option<Mutant>) -> Option<u8> {
     let (source, file, space) = two_pages();
     source.set_len(PAGE).unwrap();

@@ -110,6 +110,10 @@ pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
 pub(crate) fn has_room() -> bool {
     // Ends: each turn but the last frees a block.
     while !probe() {
+    #[cfg(test)]
+    if HAS_NO_ROOM.get() {
+        return false;
+    }
         if !free_one() {
             return false;
         }
@@ -123,6 +127,12 @@ pub(crate) fn has_room() -> bool {
 
 /// Whether there is room now.
 fn probe() -> bool {
+#[cfg(test)]
+std::thread_local! {
+    /// Whether [`has_room`] is false for this thread, whatever room there is.
+    pub(crate) static HAS_NO_ROOM: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
     let mut probe = Vec::<u8>::new();
     // The compiler may leave out what nobody sees.
     let got = black_box(&mut probe).try_reserve_exact(ROOM_BYTES);

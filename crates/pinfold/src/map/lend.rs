@@ -273,6 +273,12 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
 const NAPS_MAX: u32 = 6;
 
 /// A page that was read, with memory of its mirror for it.
+/// Whether `page` is where it can be mapped, or on its way.
+pub(crate) fn is_coming(handle: &Handle, page: u64) -> bool {
+    let held = handle.core.hold(&handle.mapping, page);
+    held.is_some_and(|held| held.frame().is_changing() || held.frame().is_hollow())
+}
+
 #[derive(Debug)]
 pub(crate) struct Brought<'a> {
     read: Held<'a>,

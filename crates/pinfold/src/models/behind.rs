@@ -67,7 +67,7 @@ impl Target for Share {
         &self.shared
     }
 
-    fn look(&self, wanted: &Wanted, _: Option<()>, _: Waiter<'_>) -> Result<bool> {
+    fn look(&self, wanted: &Wanted, _: Option<()>, _: Option<Waiter<'_>>) -> Result<bool> {
         self.is_open();
         assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         let is_mapped = self.file.is_mapped.load(Ordering::SeqCst) == 1;
@@ -75,7 +75,7 @@ impl Target for Share {
         Ok(self.file.there.load(Ordering::SeqCst) == 1)
     }
 
-    async fn bring(&self, wanted: &Wanted, _: Waiter<'_>) -> Result<()> {
+    async fn bring(&self, wanted: &Wanted, _: Option<Waiter<'_>>) -> Result<()> {
         self.is_open();
         assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         self.file.there.store(1, Ordering::SeqCst);

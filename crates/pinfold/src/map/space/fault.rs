@@ -106,20 +106,21 @@ pub(crate) trait Target: Clone {
     /// What all maps of its space share.
     fn shared(&self) -> &SpaceShared;
 
-    /// Whether the page is where the kernel can map it; puts it there if it is cached. Reads
-    /// nothing. The map's lock is held.
+    /// Whether the page is where the kernel can map it; puts it there if it is cached. Waits for no
+    /// read, though it may begin to read ahead. The map's lock is held.
     fn look(
         &self,
         wanted: &Wanted,
         brought: Option<Self::Brought<'_>>,
-        waiter: Waiter<'_>,
+        waiter: Option<Waiter<'_>>,
     ) -> Result<bool>;
 
-    /// Reads the page, or waits for who reads it.
+    /// Reads the page, or waits for who reads it. Without a waiter it does neither: it is an error
+    /// unless the page is there or on its way.
     fn bring(
         &self,
         wanted: &Wanted,
-        waiter: Waiter<'_>,
+        waiter: Option<Waiter<'_>>,
     ) -> impl Future<Output = Result<Self::Brought<'_>>>;
 
     /// The access at `address` fails, because of `why`. The map's lock is held: without it, the
@@ -147,18 +148,20 @@ pub(crate) fn serve<'v, T: Target + 'v>(
     by: ServedBy,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
-    now(serve_access(address, by, FaultAccess::Load, Waiter::Thread, find))
+    now(serve_access(address, by, FaultAccess::Load, Some(Waiter::Thread), find))
 }
 
 /// Serves an access at `address`, whose record `find` gives.
 ///
 /// A signal for a map whose faults come as messages says that its page is poisoned (`handlers.rs`):
 /// the access would be the same again, whatever is brought.
+///
+/// Without a waiter nobody waits: an access to a page that is on its way is repeated.
 pub(crate) async fn serve_access<'v, T: Target + 'v>(
     address: usize,
     by: ServedBy,
     access: FaultAccess,
-    waiter: Waiter<'_>,
+    waiter: Option<Waiter<'_>>,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     let Some(vma) = find(address) else { return Fault::Elsewhere };
@@ -184,7 +187,7 @@ fn first_look<T: Target>(
     address: usize,
     by: ServedBy,
     access: FaultAccess,
-    waiter: Waiter<'_>,
+    waiter: Option<Waiter<'_>>,
 ) -> FirstLook<T> {
     let (body, waited) = vma.read();
     let Some((target, wanted)) = body.at(address) else {
@@ -218,8 +221,8 @@ fn first_look<T: Target>(
 fn bring_under_lock<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
     // Ends, and if the page is not there then: as in `retry`.
     for _ in 0..RETRIES_MAX {
-        let brought = now(target.bring(wanted, Waiter::Thread))?;
-        if target.look(wanted, Some(brought), Waiter::Thread)? {
+        let brought = now(target.bring(wanted, Some(Waiter::Thread)))?;
+        if target.look(wanted, Some(brought), Some(Waiter::Thread))? {
             break;
         }
         target.shared().counters.retry_io_miss.add(1);
@@ -235,7 +238,7 @@ async fn retry<T: Target>(
     generation: u64,
     wanted: &Wanted,
     address: usize,
-    waiter: Waiter<'_>,
+    waiter: Option<Waiter<'_>>,
 ) -> Fault {
     for _ in 0..RETRIES_MAX {
         let brought = match share.shared().io {
@@ -271,7 +274,7 @@ fn look_again<'a, T: Target>(
     wanted: &Wanted,
     address: usize,
     brought: Option<T::Brought<'a>>,
-    waiter: Waiter<'_>,
+    waiter: Option<Waiter<'_>>,
 ) -> Option<Fault> {
     let (shared, counters) = (share.shared(), &share.shared().counters);
     counters.retries.add(1);

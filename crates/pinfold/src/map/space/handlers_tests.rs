@@ -15,6 +15,7 @@ use super::target::serve_message;
 use super::vma::FaultAccess;
 use crate::access::futures::{Ready, Set};
 use crate::base::mutant::{self, Mutant};
+use crate::base::heap::HAS_NO_ROOM;
 use crate::mapped::task::Rests;
 use crate::source::{Memory, Source};
 use crate::{AnonMap, Cache, Options, Space};
@@ -279,6 +280,51 @@ fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
 
 #[test]
 fn other_faults_are_served_while_a_file_is_read() {
+/// Whether a fault that comes when the heap has no room for a task leaves the thread alone while its
+/// page, of own memory or of a file, is on its way by another task of the thread.
+fn nobody_waits_without_room(mutant: Option<Mutant>, own: bool) -> bool {
+    let (sender, passed) = channel();
+    // With a mutant it sleeps for good: nobody else lands the page.
+    std::thread::spawn(move || {
+        let source = Gated::new(vec![7; 4 * MIB]);
+        source.page.store(9 * PAGE as u64, Ordering::Relaxed);
+        source.read.set_closed(true);
+        let (swap, cache, space, own_map) = paged_out();
+        let file = cache.attach("file", source.clone()).unwrap();
+        let file_map = space.map_file(&file, 0..4 * MIB as u64).unwrap();
+        let (gate, start) = if own {
+            (&swap.read, own_map.as_mut_ptr().cast_const())
+        } else {
+            (&source.read, file_map.as_ptr())
+        };
+        let [page, absent] = [9, 700].map(|page| start.wrapping_add(page * PAGE));
+        let mut tasks = Tasks::new();
+        assert_eq!(tasks.begin(page, FaultAccess::Load), None);
+        gate.wait_for_one();
+        sender.send(()).unwrap();
+        HAS_NO_ROOM.set(true);
+        let again = mutant::with(mutant, || tasks.begin(page, FaultAccess::Load));
+        assert_eq!(again, Some(Fault::Served));
+        // Zeros need none.
+        let ends = if own { Fault::Served } else { Fault::Failed };
+        assert_eq!(tasks.begin(absent, FaultAccess::Load), Some(ends));
+        HAS_NO_ROOM.set(false);
+        gate.set_closed(false);
+        assert_eq!(tasks.end(page), Fault::Served);
+        sender.send(()).unwrap();
+    });
+    passed.recv_timeout(LONG).expect("a task begins");
+    // A mutant never gets there, however long it takes.
+    let time = if mutant.is_none() { LONG } else { Duration::from_millis(300) };
+    passed.recv_timeout(time).is_ok()
+}
+
+#[test]
+fn a_fault_that_the_heap_has_no_room_for_waits_for_no_task_of_its_thread() {
+    assert!(nobody_waits_without_room(None, true) && nobody_waits_without_room(None, false));
+    assert!(!nobody_waits_without_room(Some(Mutant::HandlerBlocks), true));
+}
+
     assert!(others_are_served_beside_a_read(None));
     assert!(!others_are_served_beside_a_read(Some(Mutant::HandlerBlocks)));
 }

@@ -49,20 +49,21 @@ fn find(address: usize) -> Option<&'static Vma<Arc<MapTarget>>> {
 
 /// Serves a fault at `address`, of which a signal tells.
 pub(super) fn serve_signal(address: usize, access: FaultAccess) -> Fault {
-    now(fault::serve_access(address, ServedBy::Signal, access, Waiter::Thread, find))
+    now(fault::serve_access(address, ServedBy::Signal, access, Some(Waiter::Thread), find))
 }
 
 /// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
-/// If the heap has no room for tasks, it is served at once, or fails.
+/// If the heap has no room for tasks, nobody waits: a page may be on its way by a task of this thread.
 pub(super) fn serve_message(address: usize, access: FaultAccess, rests: Rc<Rests>) -> ServedFault {
+    let blocks = mutant::on(Mutant::HandlerBlocks).then_some(Waiter::Thread);
     if !heap::has_room() {
-        let fault = fault::serve_access(address, ServedBy::Message, access, Waiter::Thread, find);
-        return ServedFault::by(std::future::ready(now(fault)));
+        return ServedFault::by(async move {
+            now(fault::serve_access(address, ServedBy::Message, access, blocks, find))
+        });
     }
     ServedFault::by(async move {
-        let blocks = mutant::on(Mutant::HandlerBlocks);
-        let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
-        fault::serve_access(address, ServedBy::Message, access, waiter, find).await
+        let waiter = blocks.unwrap_or(Waiter::Task(&rests));
+        fault::serve_access(address, ServedBy::Message, access, Some(waiter), find).await
     })
 }
 
@@ -129,7 +130,7 @@ impl fault::Target for Arc<MapTarget> {
         &self,
         wanted: &Wanted,
         brought: Option<Option<Brought<'_>>>,
-        waiter: Waiter<'_>,
+        waiter: Option<Waiter<'_>>,
     ) -> Result<bool> {
         let Wanted { page, access, start, ref pages } = *wanted;
         if let Some(area) = &self.own {
@@ -140,6 +141,7 @@ impl fault::Target for Arc<MapTarget> {
         self.file.handle().check_page(page)?;
         let sampled = self.file.handle().stream.guesses();
         let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start, sampled };
+        let waiter = waiter.unwrap_or(Waiter::Thread); // which waits for what takes a moment
         // SAFETY: the map's lock is held, so these pages are there.
         let looked = unsafe {
             lend::look(self.file.handle(), page, Some(&shown), brought.flatten(), waiter)
@@ -147,18 +149,28 @@ impl fault::Target for Arc<MapTarget> {
         Ok(!matches!(looked?, Look::Absent))
     }
 
-    async fn bring(&self, wanted: &Wanted, waiter: Waiter<'_>) -> Result<Option<Brought<'_>>> {
+    async fn bring(
+        &self,
+        wanted: &Wanted,
+        waiter: Option<Waiter<'_>>,
+    ) -> Result<Option<Brought<'_>>> {
         let Wanted { page, access, .. } = *wanted;
         let handle = self.file.handle();
-        match &self.own {
-            Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
-            None if !heap::has_room() => {
+        match (&self.own, waiter) {
+            (Some(area), Some(waiter)) => {
+                area.bring(handle, page, access, waiter).await.map(|()| None)
+            }
+            (None, Some(waiter)) if heap::has_room() => {
+                lend::bring(handle, page, waiter).await.map(Some)
+            }
+            // There by now, or on its way: the access is repeated until it is there.
+            (_, None) if lend::is_coming(handle, page) => Ok(None),
+            _ => {
                 let (path, start) = (handle.mapping.path.clone(), page << PAGE_SHIFT);
                 let why = io::Error::from_raw_os_error(libc::ENOMEM);
                 let end = start + PAGE_BYTES as u64;
                 Err(Cause::Map { path, start, end, cause: Arc::new(why) }.into())
             }
-            None => lend::bring(handle, page, waiter).await.map(Some),
         }
     }
 

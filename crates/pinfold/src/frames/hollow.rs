@@ -16,7 +16,8 @@ impl Frames {
         Some((head, order))
     }
 
-    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is none.
+    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is none,
+    /// or if it is being emptied by now.
     ///
     /// Cost: two mutexes and a madvise(2).
     pub(crate) fn hollow_out_run(&self) -> bool {
@@ -24,12 +25,10 @@ impl Frames {
         // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
         // found an earlier folio of it loads by racing loads, and notices by the version.
         let given = unsafe { self.arena.give_back(run, Order::MAX) };
-        if given.is_ok() {
-            self.buddy.hollow_out(&self.table, run);
-        } else {
+        if given.is_err() {
             self.buddy.give(&self.table, run, Order::MAX);
         }
-        given.is_ok()
+        given.is_ok() && self.buddy.hollow_out(&self.table, run)
     }
 
     /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as

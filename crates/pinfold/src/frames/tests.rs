@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::units::FRAMES_MIN;
 use super::*;
+use crate::base::mutant::{self, Mutant};
 
 const TEST_FRAMES: u32 = 3 * 512 + 77;
 
@@ -256,6 +257,28 @@ fn a_run_that_is_not_empty_is_given_back() {
     drop(held);
     assert_eq!(frames.stats(), before);
     assert!(frames.take_free_in(run).is_some(), "the hold is over");
+}
+
+/// Whether a run stays as it is that somebody has taken to make it hollow, and which is held since.
+fn stays_what_it_is(mutant: Option<Mutant>) -> bool {
+    let frames = open(TEST_FRAMES);
+    let run = frames.buddy.take_run(&frames.table).expect("all runs are free");
+    let held = frames.take_free_in(run).expect("none is held");
+    assert_eq!(held.held().len(), 0);
+    mutant::with(mutant, || frames.buddy.hollow_out(&frames.table, run));
+    if frames.is_hollow(run) {
+        return false;
+    }
+    let head = held.into_folio().expect("it was given back");
+    put_and_free(&frames, head, Order::MAX);
+    assert_eq!((frames.stats().held_frames, frames.hollow_frames()), (0, 0));
+    true
+}
+
+#[test]
+fn a_run_that_is_held_does_not_become_hollow() {
+    assert!(stays_what_it_is(None));
+    assert!(!stays_what_it_is(Some(Mutant::HoldLeaks)));
 }
 
 #[test]

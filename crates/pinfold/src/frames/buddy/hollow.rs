@@ -26,15 +26,20 @@ impl Buddy {
         self.take_of(table, Order::MAX, Mobility::Movable)
     }
 
-    /// Makes a run that [`Self::take_run`] has taken a hollow one, all of it free.
-    pub(in crate::frames) fn hollow_out(&self, table: &Table, run: FrameNumber) {
+    /// Makes a run that [`Self::take_run`] has taken a hollow one, all of it free. False if it is held
+    /// by now: what is held stays what it is, so it is given back.
+    pub(in crate::frames) fn hollow_out(&self, table: &Table, run: FrameNumber) -> bool {
         let mut lists = self.lists.lock();
+        if lists.give_held(run, Order::MAX) {
+            return false;
+        }
         self.runs.set(run, Mobility::Hollow);
         lists.hollow_runs += 1;
         lists.free_hollow += Order::MAX.frames();
         lists.push(self.ground(table), run, Order::MAX);
         self.assert_sane(&lists, table);
         self.publish(&lists);
+        true
     }
 
     /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as

@@ -310,16 +310,30 @@ impl Stream {
             return none;
         }
         let (n, mut run) = state.take(Some(n), all);
-        let unused = found.map_or(0, |_| unread(run.seen..folio.start).unused);
-        if found.is_some() && !state.sees(&mut run, folio.start, unused, all) {
+        let goes_on = found.is_some() && {
+            let unused = unread(run.seen..folio.start).unused;
+            state.sees(&mut run, folio.start, unused, all)
+        };
+        let mut vain = (0, 0);
+        if !goes_on {
             state.breaks_off(&run, file_end, all, &unread);
-            state.put(n, ReadRun::NONE, all);
-            return Plan { vain: run.vain(), ..none };
+            vain = run.vain();
+            if found.is_some() {
+                state.put(n, ReadRun::NONE, all);
+                return Plan { vain, ..none };
+            }
+            run = ReadRun {
+                seen: folio.start,
+                next: folio.end,
+                window_pages: run.window_pages,
+                limit_pages: self.window_max_pages,
+                ..ReadRun::NONE
+            };
         }
         let window = state.next_window(&run, all);
         if window == 0 {
             state.put(n, run, all);
-            return none;
+            return Plan { vain, ..none };
         }
         run.takes(window, self.window_max_pages);
         let ahead_end = folio.end + (WINDOWS_AHEAD + 1) * u64::from(window);
@@ -329,7 +343,9 @@ impl Stream {
         run.seen = if is_last { run.next } else { folio.start };
         let ahead_end = run.next;
         state.put(n, run, all);
-        let vain = state.ends_one(file_end, all, &unread);
+        if vain.1 == 0 {
+            vain = state.ends_one(file_end, all, &unread);
+        }
         Plan { ahead_end, window_pages: window, mark: true, vain, ..none }
     }
 

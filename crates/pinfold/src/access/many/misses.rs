@@ -56,7 +56,7 @@ const WINDOW: u64 = Order::MAX.frames() as u64;
 pub(crate) struct Absent<'a> {
     handle: &'a Handle,
     pages: Vec<u64>,
-    /// What is there of the pages that were asked for, in no order. It is about to be used.
+    /// What is there of the pages that were asked for. It is about to be used.
     there: Vec<u64>,
     /// Pages that the file has.
     end: u64,
@@ -88,8 +88,10 @@ impl<'a> Absent<'a> {
 
     /// The groups, of at most `window` pages, that do not cross a multiple of that.
     fn groups(&mut self, window: u64) -> Vec<Range<u64>> {
-        self.pages.sort_unstable();
-        self.pages.dedup();
+        for pages in [&mut self.pages, &mut self.there] {
+            pages.sort_unstable();
+            pages.dedup();
+        }
         let adjacent =
             |before: &u64, next: &u64| before + 1 == *next && !next.is_multiple_of(window);
         let groups = self.pages.chunk_by(adjacent);
@@ -221,7 +223,7 @@ struct FirstGroup {
 
 impl FirstGroup {
     /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
-    /// if there is no memory at once. `there` is about to be used.
+    /// if there is no memory at once. `there`, in order, is about to be used.
     fn of(
         handle: &Handle,
         mut groups: Vec<Range<u64>>,
@@ -390,4 +392,39 @@ fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Filling>, bool) {
         }
     }
     (all, true)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    /// Whether a scan goes on in windows that comes to page 49, before which 47 pages were read ahead,
+    /// by a batch that wants also these pages. It has read those `before`.
+    fn goes_on(before: Range<u64>, wanted: &[Range<u64>]) -> bool {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![1; 1 << 20]))).unwrap();
+        for page in (0..2).chain(before) {
+            file.read_at(&mut [0], page * PAGE_BYTES as u64).unwrap();
+        }
+        let handle = file.handle();
+        let is_there = |page| there_up_to(handle, page).is_some();
+        assert!(is_there(48) && !is_there(49));
+        let mut absent = Absent::new(handle);
+        for pages in wanted {
+            absent.add(pages.clone());
+        }
+        absent.add(49..50);
+        absent.begin().unwrap();
+        is_there(50)
+    }
+
+    #[test]
+    fn a_batch_uses_each_page_once_and_only_what_was_unread() {
+        assert!(goes_on(0..0, &[2..17, 17..49]));
+        assert!(!goes_on(0..0, &[]));
+        assert!(!goes_on(0..0, &vec![5..6; 40]), "one page, many times");
+        assert!(!goes_on(2..17, &[2..17, 18..25]), "most of these were read before");
+    }
 }

@@ -36,11 +36,13 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
 }
 
 /// What to read where `page` is missed by a reader that wants `bytes` bytes from there on, and the
-/// pages `used`, which are there.
-pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, used: &[u64]) -> Plan {
+/// pages `wanted`, in order, which are there.
+pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> Plan {
     let (all, unread) = reader.credit_and_unread();
     let unread = |pages: Range<u64>| {
-        let used = used.iter().filter(|page| pages.contains(page)).count() as u64;
+        let [from, to] = [pages.start, pages.end].map(|end| wanted.partition_point(|it| *it < end));
+        let runs = wanted[from..to].chunk_by(|page, next| page + 1 == *next);
+        let used: u64 = runs.map(|run| unread(run[0]..run[run.len() - 1] + 1).unused).sum();
         let it = unread(pages);
         Unread { unused: it.unused.saturating_sub(used), ..it }
     };

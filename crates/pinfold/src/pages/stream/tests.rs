@@ -220,6 +220,19 @@ fn hints_win() {
     }
 }
 
+/// Nothing says that a reader goes back, where all of it is cached.
+#[test]
+fn a_mark_behind_the_last_run_begins_another() {
+    let stream = Subject::new(2 << 20);
+    stream.0.advise(Hint::Sequential);
+    let marked = stream.miss(0, 4096).now_end;
+    let far = stream.miss(50_000, 4096);
+    let plan = stream.mark(marked);
+    assert!(plan.mark && plan.ahead_end <= marked + 1 + 3 * 512, "{plan:?}");
+    assert_eq!(plan.vain, (50_001, far.ahead_end - 50_001));
+    assert_eq!(stream.mark(marked + 32).vain, (0, 0), "the same run");
+}
+
 /// What is given up while a reader goes through `pages` pages from `from` on, none of which is
 /// cached; and the last plan.
 fn given_up(stream: &Subject, from: u64, pages: u64) -> (Vec<(u64, u64)>, Plan) {

@@ -70,8 +70,8 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// If the parts do not weigh `pages_before` together.
     fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]);
 
-    /// A folio moved to another frame (migration): `new` has the place and use count that `old`
-    /// had.
+    /// A folio moved to another frame (migration): `new` has the place that `old` had. Its use count
+    /// is in the table already.
     ///
     /// # Panics
     /// If their weights differ.

@@ -256,7 +256,6 @@ impl Queues {
     pub(crate) fn replace<R: Residents + ?Sized>(&mut self, r: &mut R, old: Id, new: Id) {
         assert_eq!(r.pages(old), r.pages(new), "folio {new} is to replace {old} of another weight");
         debug_assert_eq!(r.place(new), Place::Out, "folio {new} has a place already");
-        r.set_uses(new, r.uses(old));
         match r.place(old) {
             Place::Out => return,
             Place::Queued(queue) => {

@@ -340,6 +340,7 @@ impl Pair {
         let pages = self.table.pages(old);
         self.table.set_pages(new, pages);
         self.model.pages.insert(new, pages);
+        self.table.set_uses(new, self.table.uses(old));
         self.policy.replace(&mut self.table, old, new);
         self.model.uses.insert(new, self.model.uses[&old]);
         match self.model.place(old) {

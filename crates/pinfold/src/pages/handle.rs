@@ -15,6 +15,9 @@ use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 use crate::pages::stream::{Credit, Stream, Unread};
 
+/// So many hollow folios are asked for at a time: a fault has little memory for that (`base/heap.rs`).
+const HOLLOW_MAX: usize = 64;
+
 ///
 /// # Invariants
 ///
@@ -119,6 +122,13 @@ impl Handle {
 
     fn unread(&self, pages: Range<u64>) -> Unread {
         let (mut unread, mut page, mut hollow) = (Unread::default(), pages.start, Vec::new());
+        // Nobody counts accesses by maps, but what they skip can be found out.
+        let skipped = |hollow: &mut Vec<(Range<u64>, Range<u64>)>| {
+            let seen = hollow.is_empty() || mutant::on(Mutant::MapsUseAll);
+            let skipped = if seen { 0 } else { self.core.unaccessed(&self.mapping, hollow) };
+            hollow.clear();
+            skipped
+        };
         // Ends: each turn advances `page`.
         while page < pages.end {
             let found = self.window.try_both(self.hint(page)).and_then(|(frame, _)| {
@@ -134,18 +144,19 @@ impl Handle {
             };
             let part = page..pages.end.min(of.end);
             page = part.end;
+            let in_folio = |page: u64| (page - of.start) as u32;
+            let unused = frame.unread_pages(in_folio(part.start)..in_folio(part.end));
+            let is_read = frame.uses() > 0 || frame.is_first_read() && unused == 0;
             if !frame.is_hollow() {
-                let in_folio = |page: u64| (page - of.start) as u32;
-                let unused = frame.unread_pages(in_folio(part.start)..in_folio(part.end));
                 unread.unused += u64::from(unused);
-            } else if frame.uses() == 0 {
+            } else if !is_read {
                 hollow.push((of, part));
             }
+            if hollow.len() == HOLLOW_MAX {
+                unread.unused += skipped(&mut hollow);
+            }
         }
-        // Nobody counts accesses by maps, but what they skip can be found out.
-        if !hollow.is_empty() && !mutant::on(Mutant::MapsUseAll) {
-            unread.unused += self.core.unaccessed(&self.mapping, &hollow);
-        }
+        unread.unused += skipped(&mut hollow);
         unread
     }
 

@@ -68,6 +68,9 @@ pub(crate) fn move_frozen(
     }
     assert!(old.is_hollow() || !new.is_hollow(), "a folio became hollow by a move");
     new.set_uses_of(old);
+    if old.is_hollow() && !new.is_hollow() {
+        new.set_uses(old.uses()); // maps may have read any of it
+    }
     new.set_flags(old.flags() & Flags::READAHEAD);
     new.set_identity(identity);
     new.set_file_bytes(old.file_bytes());
@@ -85,4 +88,48 @@ pub(crate) fn move_frozen(
     old.forget_identity();
     core.counters.count(Event::Migration);
     woken
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::pages::reclaim::migrate_range;
+    use crate::source::Memory;
+    use crate::{Cache, Hint, Options};
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn a_move_keeps_what_is_known_of_uses() {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 8 << 20]))).unwrap();
+        let (core, mapping) = (cache.core(), &*file.handle().mapping);
+        // A few pages of a large folio, by a reader that also reads elsewhere.
+        file.read_at(&mut vec![0; 2 << 20], 0).unwrap();
+        for _ in 0..3 {
+            for page in [5, 600] {
+                file.read_at(&mut [0], page * PAGE).unwrap();
+            }
+        }
+        // What is read ahead.
+        file.advise(0..0, Hint::Sequential).unwrap();
+        file.read_at(&mut [0], 1024 * PAGE).unwrap();
+        let known = || {
+            let is_partly_used = core.hold(mapping, 5).unwrap().frame().is_partly_used();
+            (is_partly_used, file.handle().credit_and_unread().1(1024..1072).unused)
+        };
+        let before = known();
+        assert!(before.0 && before.1 > 40, "{before:?}");
+        // Ends: what is read ahead comes.
+        let is_there = |page| !core.hold(mapping, page).unwrap().frame().is_changing();
+        while !(1024..1072).all(is_there) {
+            std::thread::yield_now();
+        }
+        let head = |page| core.hold(mapping, page).unwrap().head();
+        let heads = [head(5), head(1060)];
+        assert!(migrate_range(core, mapping, 0..2048) > 1);
+        assert!(head(5) != heads[0] && head(1060) != heads[1]);
+        assert_eq!(known(), before);
+    }
 }

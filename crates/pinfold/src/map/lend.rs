@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::access::futures;
 use crate::base::mutant::{self, Mutant};
-use crate::base::wait;
+use crate::base::{heap, wait};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
@@ -145,9 +145,10 @@ fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
 }
 
 /// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
-/// for it at once, and with `shown` it is mapped there. Reads nothing, evicts nothing, and waits for
-/// nobody but, as a thread, for one that is just lending the page. What was `brought` is kept from
-/// eviction for a while (`recent.rs`).
+/// for it at once, and with `shown` it is mapped there. At a readahead mark it begins to read further,
+/// which may evict what was read ahead in vain. Waits for no read, and for nobody but, as a thread, for
+/// one that is just lending the page. What was `brought` is kept from eviction for a while
+/// (`recent.rs`).
 ///
 /// # Errors
 /// The system refuses memory.
@@ -272,13 +273,13 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
 /// How often [`look`] looks.
 const NAPS_MAX: u32 = 6;
 
-/// A page that was read, with memory of its mirror for it.
 /// Whether `page` is where it can be mapped, or on its way.
 pub(crate) fn is_coming(handle: &Handle, page: u64) -> bool {
     let held = handle.core.hold(&handle.mapping, page);
     held.is_some_and(|held| held.frame().is_changing() || held.frame().is_hollow())
 }
 
+/// A page that was read, with memory of its mirror for it.
 #[derive(Debug)]
 pub(crate) struct Brought<'a> {
     read: Held<'a>,
@@ -519,7 +520,9 @@ unsafe fn lend_together<'a>(
     shown: Option<&Shown<'_>>,
 ) -> Result<Lent> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
-    if wanted.frame().flags().contains(Flags::READAHEAD) {
+    // For more than the page that is wanted.
+    let has_room = heap::has_room();
+    if has_room && wanted.frame().flags().contains(Flags::READAHEAD) {
         fill::read_further(handle, &wanted);
     }
     let identity = wanted.frame().identity();
@@ -535,7 +538,8 @@ unsafe fn lend_together<'a>(
         return Ok(Lent::PlaceTaken);
     };
     let mut all = vec![first];
-    if !handle.stream.is_random() && !handle.stream.is_proving(identity.pages().end) {
+    let stream = &handle.stream;
+    if has_room && !stream.is_random() && !stream.is_proving(identity.pages().end) {
         lengthen(handle, mirror, &mut all);
     }
     // Step 2. What follows a folio that cannot be copied is not lent.

@@ -17,6 +17,8 @@ mod child;
 mod clients;
 mod files;
 #[cfg(feature = "map")]
+mod mapped_heap;
+#[cfg(feature = "map")]
 mod own_heap;
 
 /// The system's allocator, which counts.
@@ -32,6 +34,15 @@ static REFUSED_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 /// The bytes that the process has allocated, ever.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs `body` while the allocator refuses what has so many bytes or more.
+#[cfg(feature = "map")]
+fn refusing<R>(bytes: usize, body: impl FnOnce() -> R) -> R {
+    REFUSED_BYTES.store(bytes, Ordering::Relaxed);
+    let done = body();
+    REFUSED_BYTES.store(usize::MAX, Ordering::Relaxed);
+    done
+}
 
 /// Whether the calling thread is one of the cache's that evict. Where these ask before they begin, they
 /// are refused nothing: one may be at work when the refusals begin.

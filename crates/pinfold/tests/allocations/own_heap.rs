@@ -7,16 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pinfold::source::Memory;
 use pinfold::{AnonMap, Cache, Options, Space};
 
-use super::REFUSED_BYTES;
+use super::{REFUSED_BYTES, refusing};
 use crate::child::in_a_child;
-
-/// Runs `body` while the allocator refuses what has so many bytes or more.
-fn refusing<R>(bytes: usize, body: impl FnOnce() -> R) -> R {
-    REFUSED_BYTES.store(bytes, Ordering::Relaxed);
-    let done = body();
-    REFUSED_BYTES.store(usize::MAX, Ordering::Relaxed);
-    done
-}
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::*;
+use crate::base::heap::HAS_NO_ROOM;
 use crate::mapped::task::now;
 use crate::source::Memory;
 use crate::{Cache, File, Hint, Options};
@@ -61,6 +62,55 @@ fn pages_have_their_bytes_and_the_budget_holds() {
         assert!(mirrored <= lent as u64, "{mirrored} bytes in runs of {lent}");
         assert!(mirrored > 8 * MIB as u64, "it uses the cache: {mirrored}");
     }
+}
+
+/// A file whose first page was read, and those behind it ahead; and the first page with a mark.
+fn read_ahead() -> (Cache, File, u64) {
+    let (cache, file) = file(16 * MIB, 4 * MIB);
+    file.advise(0..1, Hint::Sequential).unwrap();
+    file.read_at(&mut [0], 0).unwrap();
+    let handle = file.handle();
+    let hold = |page| handle.core.hold(&handle.mapping, page);
+    let is_marked = |held: Held<'_>| held.frame().flags().contains(Flags::READAHEAD);
+    let marked = (0..48).find(|&page| hold(page).is_some_and(is_marked)).unwrap();
+    // Ends: it comes.
+    while hold(marked).is_none_or(|held| held.frame().is_changing()) {
+        std::thread::yield_now();
+    }
+    (cache, file, marked)
+}
+
+#[test]
+fn a_loan_keeps_what_is_known_of_uses() {
+    let (cache, file, _) = read_ahead();
+    let unread = |hollow| {
+        let held = cache.core().hold(&file.handle().mapping, 0).unwrap();
+        assert_eq!(held.frame().is_hollow(), hollow);
+        held.frame().unread_pages(0..held.frame().order().frames())
+    };
+    let before = unread(false);
+    assert!(before > 0);
+    access(&file, 0);
+    assert_eq!(unread(true), before);
+}
+
+/// Whether an access to a page with a mark has more read ahead.
+fn reads_further(has_room: bool) -> bool {
+    let (_cache, file, marked) = read_ahead();
+    file.read_at(&mut vec![0; marked as usize * PAGE_BYTES], 0).unwrap();
+    let is_there = |page: &u64| file.handle().mapping.index.lookup(*page).is_some();
+    let absent = (0..1024).find(|page| !is_there(page)).unwrap();
+    HAS_NO_ROOM.set(!has_room);
+    // SAFETY: nothing is shown.
+    let looked = unsafe { look(file.handle(), marked, None, None, Waiter::Thread) };
+    assert!(matches!(looked.unwrap(), Look::There(_)));
+    HAS_NO_ROOM.set(false);
+    is_there(&absent)
+}
+
+#[test]
+fn nothing_is_read_ahead_for_a_map_where_the_heap_has_no_room() {
+    assert_eq!([true, false].map(reads_further), [true, false]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::prepare::{FOLIOS_MAX, prepare};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::frames::Flags;
+use crate::index::FolioAt;
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
@@ -64,20 +65,25 @@ fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
     if pages == 0 || core.frames.free_frames() > 2 * core.pressure.high_frames {
         return;
     }
-    let (mut vain, mut page, end) = (Vec::new(), first, first + pages);
-    let mut changing = reader.mapping.change();
+    let (mut page, end) = (first, first + pages);
     // Ends: each turn advances `page`.
-    while let Some(folio) = changing.writer(&core.nodes).next_present(page..end) {
-        let (frame, pages) = (core.frames.frame(folio.frame), 0..1 << folio.order);
-        let all = pages.end;
-        if !frame.is_hollow() && frame.unread_pages(pages) == all {
-            vain.push(Candidate::of(&core.frames, folio.frame));
+    while page < end {
+        let mut vain = Vec::new();
+        let mut changing = reader.mapping.change();
+        // Ends: as above.
+        while page < end && vain.len() < FOLIOS_MAX {
+            let next = changing.writer(&core.nodes).next_present(page..end);
+            page = next.map_or(end, FolioAt::end);
+            let Some(folio) = next else { break };
+            let (frame, pages) = (core.frames.frame(folio.frame), 1 << folio.order);
+            if !frame.is_hollow() && frame.unread_pages(0..pages) == pages {
+                vain.push(Candidate::of(&core.frames, folio.frame));
+            }
         }
-        page = folio.end();
-    }
-    drop(changing);
-    for some in vain.chunks(FOLIOS_MAX) {
-        reclaim::evict_these(core, some.to_vec());
+        drop(changing);
+        if !vain.is_empty() {
+            reclaim::evict_these(core, vain);
+        }
     }
 }
 

@@ -396,6 +396,35 @@ fn a_store_to_a_page_that_is_protected_whatever_its_state_is_made() {
     assert_eq!((load(&map, 3 * PAGE), state(&map, 3)), (8, PageState::Dirty));
 }
 
+/// Whether the system can store to a held page that is protected, whatever its state is.
+fn the_system_stores_to_what_is_held(mutant: Option<Mutant>) -> bool {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    store(&map, 3 * PAGE, 7);
+    map.begin_protection(3);
+    let held = mutant::with(mutant, || map.hold(3 * PAGE..4 * PAGE).unwrap());
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::io::write(&writer, &[9; 8]).unwrap();
+    // SAFETY: the map's, and nobody else uses the bytes meanwhile.
+    let bytes = unsafe { &mut *held.as_mut_ptr() };
+    rustix::io::read(&reader, &mut bytes[..8]) == Ok(8)
+        && load(&map, 3 * PAGE) == u64::MAX / 255 * 9
+}
+
+#[test]
+fn a_page_that_is_protected_whatever_its_state_is_held_for_system_calls() {
+    assert!(the_system_stores_to_what_is_held(None));
+    assert!(!the_system_stores_to_what_is_held(Some(Mutant::ProtectedForGood)));
+}
+
+#[test]
+fn a_copy_to_a_page_that_is_protected_whatever_its_state_is_made() {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    store(&map, 3 * PAGE, 7);
+    map.begin_protection(3);
+    map.write_at(&8_u64.to_ne_bytes(), 3 * PAGE).unwrap();
+    assert_eq!((load(&map, 3 * PAGE), state(&map, 3)), (8, PageState::Dirty));
+}
+
 /// Whether KSM may merge the memory.
 fn is_mergeable(map: &AnonMap) -> bool {
     let start = format!("{:x}-", map.as_mut_ptr().addr());

@@ -7,6 +7,7 @@ use super::{Area, pages_of};
 use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::map::space::vma::FaultAccess;
+use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
@@ -102,20 +103,22 @@ impl Area {
                 (FaultAccess::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes))
             }
         };
-        // Whether the page was looked up in the page table, as it could not be copied before.
+        // Whether the page is looked up in the page table, as it could not be copied before.
         let mut looks = false;
         let mut copy = copy;
         // Ends: each turn but the last brings the page, which the program has taken away before.
         loop {
-            let is_absent = || looks && self.is_absent(page);
-            let (changing, _) = self.there(handle, page, access, whole, is_absent)?;
+            let look = || looks.then(|| self.entry(page)).flatten();
+            let (changing, _) = self.there(handle, page, access, whole, look)?;
             let at = self.address(page).addr();
             let copied = match &mut copy {
                 CopyPart::Load(from, to) => self.proc.load(at + *from, to),
                 CopyPart::Store(to, bytes) => self.proc.store(at + *to, bytes),
             };
             let Err(why) = copied else { return Ok(()) };
-            if !self.is_absent(page) {
+            let entry = self.entry(page);
+            let was_protected = !looks && entry.is_some_and(PagemapEntry::is_protected);
+            if !was_protected && !entry.is_some_and(PagemapEntry::is_absent) {
                 drop(changing);
                 return Err(Area::refused(&handle.mapping, "access", &(page..page + 1), why));
             }
@@ -129,23 +132,24 @@ impl Area {
     /// # Errors
     /// As [`copy`](Self::copy); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
-        let is_absent = || self.is_absent(page);
-        let (changing, head) = self.there(handle, page, FaultAccess::Store, None, is_absent)?;
+        let look = || self.entry(page);
+        let (changing, head) = self.there(handle, page, FaultAccess::Store, None, look)?;
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
         held.ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into())
     }
 
-    /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index and
-    /// `is_absent` says that it is not there. Returns the `change` mutex, under which it is.
+    /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index, and the
+    /// page table, which `look` may look up, does not have it, or has it protected against the
+    /// access. Returns the `change` mutex, under which it is there.
     fn there<'a>(
         &self,
         handle: &'a Handle,
         page: u64,
         access: FaultAccess,
         whole: Option<&[u8]>,
-        is_absent: impl Fn() -> bool,
+        look: impl Fn() -> Option<PagemapEntry>,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?; // before the mutex, which a forked child may find locked
@@ -162,7 +166,10 @@ impl Area {
                 return Err(Area::refused(mapping, "access", &(page..page + 1), why));
             }
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
-            let Some(head) = changing.head(page).filter(is_there).filter(|_| !is_absent()) else {
+            let head = changing.head(page).filter(is_there);
+            let entry = head.and_then(|_| look());
+            let is_absent = entry.is_some_and(PagemapEntry::is_absent);
+            let Some(head) = head.filter(|_| !is_absent) else {
                 drop(changing);
                 match whole {
                     Some(bytes) => self.bring_whole(handle, page, bytes)?,
@@ -171,7 +178,7 @@ impl Area {
                 continue;
             };
             if access == FaultAccess::Store {
-                self.store(core, &mut changing, page, None);
+                self.store(core, &mut changing, page, entry);
             }
             return Ok((changing, head));
         }

@@ -35,11 +35,6 @@ use crate::pages::core::Core;
 use crate::pages::mapping::{Changing, Mapping};
 
 impl Area {
-    /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
-    pub(super) fn is_absent(&self, page: u64) -> bool {
-        self.entry(page).is_some_and(PagemapEntry::is_absent)
-    }
-
     /// What the page table has for a page; under the `change` mutex. `None` if the system does not tell.
     pub(super) fn entry(&self, page: u64) -> Option<PagemapEntry> {
         self.proc.table.entry(self.address(page).addr()).ok()

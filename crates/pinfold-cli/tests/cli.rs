@@ -633,7 +633,7 @@ fn bench_fault_gives_a_row_for_everything() {
             }
             "slowest_over_mean" => assert!((0.0..=1.0).contains(&median), "{row}"),
             "retry_io_miss" => assert!((0.0..=100.0).contains(&median), "{row}"),
-            _ => assert!(median >= 0.0, "{row}"),
+            _ => {} // numbers of events and of rounds, of which there may be none
         }
         // A start is over when all of it was touched.
         assert!(text(row, "case") != "startup" || metric != "rounds_per_s" || median > 0.0);

@@ -238,3 +238,23 @@ fn take_seat() -> usize {
     SHARD_AT.set(seat * size_of::<Shard>());
     seat
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_comes_to_a_folio_from_another_one() {
+        let shard = Shard::new();
+        let (page, next) = (0..=0, 1..=1);
+        assert_eq!(shard.comes_to(5, page.clone()), Some(true));
+        assert_eq!(shard.comes_to(5, page.clone()), None, "the same page");
+        assert_eq!(shard.comes_to(5, next.clone()), Some(false), "it reads on");
+        assert_eq!(shard.comes_to(5, 0..=1), Some(false), "both pages are others than one");
+        assert_eq!(shard.comes_to(6, 0..=1), Some(true), "of another folio");
+        assert_eq!(shard.comes_to(5, page), Some(true), "back again");
+        // The last page of the largest folio does not touch the head's bits.
+        assert_eq!(shard.comes_to(5, 511..=511), Some(false));
+        assert_eq!(shard.comes_to(u32::MAX, 511..=511), Some(true));
+    }
+}

@@ -30,16 +30,18 @@ const BLOCKS: usize = 8;
 /// A word is null, or a block that nobody uses.
 static RESERVE: [AtomicPtr<u8>; BLOCKS] = [const { AtomicPtr::new(ptr::null_mut()) }; BLOCKS];
 
-/// How many of these are not null, more or less; a hint.
-static BLOCKS_THERE: AtomicUsize = AtomicUsize::new(BLOCKS); // until there is a space
+/// How many blocks are missing, more or less: a hint. None until there is a space.
+static MISSING: AtomicUsize = AtomicUsize::new(0);
 
 /// Allocates the reserve, as far as there is memory.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn reserve() {
-    let is_there = |slot: &&AtomicPtr<u8>| !slot.load(Ordering::Relaxed).is_null();
-    let there = RESERVE.iter().filter(is_there).count();
-    BLOCKS_THERE.store(there, Ordering::Relaxed); // a hint
-    (there..BLOCKS).for_each(|_| fill_one());
+    static IS_KEPT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    if !IS_KEPT.swap(true, Ordering::Relaxed) {
+        MISSING.fetch_add(BLOCKS, Ordering::Relaxed);
+    }
+    let missing = MISSING.load(Ordering::Relaxed).min(BLOCKS);
+    (0..missing).for_each(|_| fill_one());
 }
 
 /// Allocates a block of the reserve, if there is memory.
@@ -55,7 +57,7 @@ fn fill_one() {
         slot.compare_exchange(ptr::null_mut(), block, success, failure).is_ok()
     };
     if RESERVE.iter().any(take) {
-        BLOCKS_THERE.fetch_add(1, Ordering::Relaxed); // a hint
+        MISSING.fetch_sub(1, Ordering::Relaxed); // a hint
     } else {
         // SAFETY: allocated above with this layout, and nobody has seen it.
         unsafe { dealloc(block, BLOCK) };
@@ -67,7 +69,7 @@ fn free_one() -> bool {
     // Acquire: pairs with the release in `fill_one`.
     let blocks = RESERVE.iter().map(|slot| slot.swap(ptr::null_mut(), Ordering::Acquire));
     let Some(block) = blocks.into_iter().find(|block| !block.is_null()) else { return false };
-    BLOCKS_THERE.fetch_sub(1, Ordering::Relaxed); // a hint
+    MISSING.fetch_add(1, Ordering::Relaxed); // a hint
     // SAFETY: allocated by `fill_one` with this layout, and this thread's alone now.
     unsafe { dealloc(block, BLOCK) };
     true
@@ -108,31 +110,31 @@ pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
 
 /// Whether the allocator has room for small blocks; by what is left of the reserve, if need be.
 pub(crate) fn has_room() -> bool {
-    // Ends: each turn but the last frees a block.
-    while !probe() {
     #[cfg(test)]
     if HAS_NO_ROOM.get() {
         return false;
     }
+    // Ends: each turn but the last frees a block.
+    while !probe() {
         if !free_one() {
             return false;
         }
     }
-    if BLOCKS_THERE.load(Ordering::Relaxed) < BLOCKS {
+    if MISSING.load(Ordering::Relaxed) > 0 {
         fill_one();
         return probe() || free_one();
     }
     true
 }
 
-/// Whether there is room now.
-fn probe() -> bool {
 #[cfg(test)]
 std::thread_local! {
     /// Whether [`has_room`] is false for this thread, whatever room there is.
     pub(crate) static HAS_NO_ROOM: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
+/// Whether there is room now.
+fn probe() -> bool {
     let mut probe = Vec::<u8>::new();
     // The compiler may leave out what nobody sees.
     let got = black_box(&mut probe).try_reserve_exact(ROOM_BYTES);
@@ -155,10 +157,8 @@ mod tests {
     fn what_was_freed_of_the_reserve_is_allocated_again() {
         reserve();
         assert!(free_one() && free_one());
-        let there = || RESERVE.iter().filter(|it| !it.load(Ordering::Relaxed).is_null()).count();
-        // Ends: each turn allocates one, whatever other tests do.
-        while there() < BLOCKS {
-            assert!(has_room());
-        }
+        // Each allocates one, whatever other tests do.
+        assert!((0..BLOCKS).all(|_| has_room()));
+        assert!(RESERVE.iter().all(|slot| !slot.load(Ordering::Relaxed).is_null()));
     }
 }

@@ -178,6 +178,12 @@ impl Condvar {
         self.counted(|queue| raw::wait_timeout(queue, &mutex.0, guard, timeout))
     }
 
+    /// How many threads sleep, or are about to.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn waiters(&self) -> u32 {
+        self.waiters.load(Ordering::Relaxed)
+    }
+
     fn counted<G>(&self, wait: impl FnOnce(&raw::RawCondvar) -> G) -> G {
         // Relaxed, here and below: a waiter that has not seen the change held the mutex before the
         // notifier did, and was counted by then.

@@ -113,6 +113,16 @@ fn is_multigrain(release: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// What other file systems do, nobody has looked up.
+    #[test]
+    fn times_are_fine_of_two_file_systems_alone() {
+        let (btrfs, tmpfs) = (0x9123_683e, 0x0102_1994);
+        assert!([btrfs, tmpfs, 0].iter().all(|&magic| !has_fine_times(None, magic)));
+        assert!(!has_fine_times(None, EXT4_MAGIC), "ext2 and ext3 have the same number");
+        let kernel = is_multigrain(rustix::system::uname().release().to_bytes());
+        assert_eq!(has_fine_times(None, XFS_MAGIC), kernel);
+    }
+
     #[test]
     fn attributes_are_settled_when_a_later_change_will_have_another_time() {
         let contents = |changed| Contents { len_bytes: 1, modified: (5, 7), changed };

@@ -349,7 +349,7 @@ fn what_may_not_be_read_is_paged_out_all_the_same() {
 }
 
 /// Maps other memory over a range of a map, and stores to it. The cache cannot protect it any more.
-fn replace(map: &AnonMap, pages: std::ops::Range<usize>) {
+pub(super) fn replace(map: &AnonMap, pages: std::ops::Range<usize>) {
     let at = map.as_mut_ptr().wrapping_add(pages.start * PAGE).cast();
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;

@@ -295,6 +295,12 @@ impl Pressure {
         wake(next);
     }
 
+    /// How many threads sleep until there is progress.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn sleepers(&self) -> u32 {
+        self.progress.wake.waiters()
+    }
+
     /// Sleeps until there is progress beyond `seen`, at most for `nap`.
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let queue = self.progress.lock();

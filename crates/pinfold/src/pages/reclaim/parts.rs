@@ -75,3 +75,38 @@ fn refill(core: &Core, wanted: u32) {
         NonNull::new(core.frames.address(frame))
     });
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::counters::Event;
+    use crate::pages::reclaim::split_range;
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    /// What was offered may be smaller by now, or have left its file.
+    #[test]
+    fn what_is_not_as_it_was_offered_is_not_split() {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+        let (core, mapping) = (cache.core(), &*file.handle().mapping);
+        let offered = || {
+            file.read_at(&mut vec![0; 2 << 20], 0).unwrap();
+            let head = core.hold(mapping, 0).unwrap().head();
+            let whole = Candidate::of(&core.frames, head);
+            assert!(whole.identity.order > Order::MIN);
+            whole
+        };
+        let whole = offered();
+        let is_split = |whole: &Candidate| split_off(core, whole).is_ok();
+        let splits = || core.counters.sum(Event::Split);
+        assert_eq!(split_range(core, mapping, whole.identity.pages()), 1);
+        let before = splits();
+        assert!(!is_split(&whole) && splits() == before, "it is a page");
+        file.invalidate(0..2 << 20).unwrap();
+        assert!(!is_split(&whole) && splits() == before, "it is gone");
+        assert!(is_split(&offered()));
+    }
+}

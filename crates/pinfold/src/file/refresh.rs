@@ -17,6 +17,8 @@
 
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use crate::access::found::ReadaheadMark;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
@@ -27,7 +29,7 @@ use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
-use crate::source::{AlignedBuffer, Contents, Extent, look};
+use crate::source::{AlignedBuffer, Contents, Extent, FileId, look};
 
 /// What another program has done to a file since it was opened, refreshed or invalidated as a whole:
 /// what [`File::refresh`](crate::File::refresh) found.
@@ -45,7 +47,8 @@ pub enum Changed {
     /// Its path names another file now, or none: it was replaced, renamed or deleted, or a link or a
     /// directory on the path was. This handle still reads the file that it was opened for, and
     /// nothing is left that was read before the last change of that file.
-    /// [`Cache::open`](crate::Cache::open) opens the new one.
+    /// [`Cache::open`](crate::Cache::open) opens the new one. Where the process may not look at the
+    /// path any more, this is not found out.
     Replaced,
 }
 
@@ -70,21 +73,41 @@ pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()
     renew(handle, Since::Opened).map(drop)
 }
 
+/// What a path names now.
+#[derive(Clone, Copy)]
+enum There {
+    File(FileId, Option<Contents>),
+    Nothing,
+    /// The system does not tell: the process may not look there any more, for example.
+    Unknown,
+}
+
+fn look_at(path: &Path) -> There {
+    match look(path) {
+        Ok((file, contents)) => There::File(file, contents),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => There::Nothing,
+        Err(_) => There::Unknown,
+    }
+}
+
 /// [`File::refresh`](crate::File::refresh), of a handle that was opened by `path`.
 pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
-    let there = mapping.is_of_system().then(|| look(path)).and_then(Result::ok);
-    let mut changed = Changed::No;
+    let there = if mapping.is_of_system() { look_at(path) } else { There::Unknown };
     let is_same = match (mapping.read_under(), there) {
-        (Some(under), Some((file, Some(contents)))) if mapping.is_file(file) => {
+        (Some(under), There::File(file, Some(contents))) if mapping.is_file(file) => {
             under.is_followed_as(&contents)
         }
         _ => false,
     };
+    let mut changed = Changed::No;
     if !is_same {
-        let is_there = there.is_some_and(|(file, _)| mapping.is_file(file));
-        let replaced = mapping.is_of_system() && !is_there;
+        let replaced = match there {
+            There::File(file, _) => !mapping.is_file(file),
+            There::Nothing => true,
+            There::Unknown => false,
+        };
         let keeps = !replaced || mutant::on(Mutant::ReplacedKeepsGrown);
         changed = renew(handle, if keeps { Since::Refreshed } else { Since::Opened })?.0;
         if replaced {

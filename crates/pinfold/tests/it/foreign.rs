@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use pinfold::{Cache, Changed, File, FileOptions, Options};
+use pinfold::source::Source;
+use pinfold::{Cache, Changed, File, FileOptions, Options, ReadAt};
 
 const WAYS: [Option<bool>; 2] = [None, Some(false)];
 
@@ -448,6 +451,119 @@ fn a_deleted_file_goes_with_its_last_handle() {
         fs::remove_file(&path).unwrap();
         drop(file);
         assert!(ground.resident() > 0);
+    }
+}
+
+/// Bytes of 7, as many as it has been told. The first read of its last page waits, and ends where
+/// they ended when it began.
+#[derive(Debug, Default)]
+struct Growing {
+    bytes: AtomicU64,
+    begun: AtomicU64,
+    go: (Mutex<bool>, Condvar),
+}
+
+impl Source for Growing {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        let left = self.bytes.load(Ordering::SeqCst).saturating_sub(offset);
+        let is_last = (offset..offset + buf.len() as u64).contains(&90_000);
+        if is_last && self.begun.fetch_add(1, Ordering::SeqCst) == 0 {
+            let may_go = self.go.0.lock().unwrap();
+            drop(self.go.1.wait_while(may_go, |go| !*go).unwrap());
+        }
+        let got = buf.len().min(left as usize);
+        buf[..got].fill(7);
+        Ok(got)
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.bytes.load(Ordering::SeqCst))
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "growing".into()
+    }
+}
+
+#[test]
+fn a_read_beside_an_append_meets_no_cut() {
+    type Way = fn(&File, &Cache) -> pinfold::Result<()>;
+    let ways: [Way; 6] = [
+        |file, _| {
+            let mut bufs = [[0; 16]; 2];
+            let [one, end] = &mut bufs;
+            let done = file.read_many(&mut [ReadAt::new(88_000, one), ReadAt::new(90_000, end)]);
+            done.map(|()| assert_eq!(bufs, [[7; 16]; 2]))
+        },
+        |file, _| {
+            file.get_many(&[21, 21]).map(|pages| assert_eq!((pages[0][0], pages[1][0]), (7, 7)))
+        },
+        |file, cache| file.borrow_many(&[21, 21], &cache.reader()?).map(drop),
+        |file, _| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(file.get_many_async(&[21, 21])).map(drop)
+        },
+        |file, _| file.get(21).map(drop),
+        |file, _| file.read_at(&mut [0; 16], 90_000).map(drop),
+    ];
+    for (n, way) in ways.into_iter().enumerate() {
+        let source = Arc::new(Growing { bytes: 90_100.into(), ..Growing::default() });
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let file = cache.attach("log", source.clone()).unwrap();
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| way(&file, &cache));
+            // Ends: it begins.
+            while source.begun.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            source.bytes.store(200_000, Ordering::SeqCst);
+            assert_eq!(file.refresh().unwrap(), Changed::Grown);
+            *source.go.0.lock().unwrap() = true;
+            source.go.1.notify_all();
+            read.join().unwrap().unwrap_or_else(|error| panic!("way {n}: {error}"));
+        });
+    }
+}
+
+/// Calls `look` while this thread, and it alone, may not look into the directory.
+fn shut_out<T>(dir: &Path, look: impl FnOnce() -> T) -> T {
+    let allow = |mode| fs::set_permissions(dir, fs::Permissions::from_mode(mode)).unwrap();
+    // SAFETY: numbers; the system changes what this thread may do with files.
+    let become_user = |user: libc::uid_t| unsafe { libc::syscall(libc::SYS_setfsuid, user) };
+    // SAFETY: asks for a number.
+    let user = unsafe { libc::geteuid() };
+    allow(0);
+    if user == 0 {
+        become_user(65_534);
+    }
+    let seen = look();
+    if user == 0 {
+        become_user(0);
+    }
+    allow(0o700);
+    seen
+}
+
+#[test]
+fn a_path_at_which_nobody_may_look_any_more_is_not_taken_for_replaced() {
+    for direct in WAYS {
+        let ground = Ground::new(direct);
+        let path = ground.file("log", b"one ");
+        let file = ground.open(&path);
+        check(&file, b"one ");
+        tick(&path);
+        let mut log = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        let refreshed = shut_out(ground.dir.path(), || {
+            let refused = fs::metadata(&path).unwrap_err().kind();
+            assert_eq!(refused, std::io::ErrorKind::PermissionDenied);
+            let before = file.refresh().unwrap();
+            log.write_all(b"two").unwrap();
+            [before, file.refresh().unwrap(), file.refresh().unwrap()]
+        });
+        assert_eq!(refreshed, [Changed::No, Changed::Grown, Changed::No]);
+        check(&file, b"one two");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(file.refresh().unwrap(), Changed::Replaced);
     }
 }
 

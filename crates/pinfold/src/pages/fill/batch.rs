@@ -176,11 +176,9 @@ impl FillBatch {
                 }
                 Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
             };
-            if let (Ok(_), Err(error), Some(failed)) = (&read, &checked, &failed) {
-                failed.remember(filling.page..filling.end(), error.clone());
-            }
             // Steps 4 and 5.
-            land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
+            let tell = failed.as_deref().filter(|_| read.is_ok());
+            land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused), tell);
             if refused {
                 self.core.give_back(filling.head);
             } else if !std::mem::take(&mut keep) {
@@ -202,7 +200,8 @@ impl Drop for FillBatch {
     }
 }
 
-/// Step 4 for one folio, and the wake-up. A fill that was refused before it began frees nothing that
+/// Step 4 for one folio, and the wake-up. Its error is told to `tell`, too, unless the folio was dropped
+/// meanwhile: then the file may have grown, and what looks like a cut is none. A fill that was refused before it began frees nothing that
 /// was not free before it: that is no progress.
 fn land(
     core: &Core,
@@ -210,6 +209,7 @@ fn land(
     filling: &Filling,
     checked: Result<()>,
     (wanted_by, refused): (For, bool),
+    tell: Option<&Failed>,
 ) {
     let frame = core.frames.frame(filling.head);
     if mutant::on(Mutant::WakeFirst) {
@@ -239,6 +239,9 @@ fn land(
                 For::Nobody => core.counters.count(Event::ReadaheadDropped),
                 // It tries again, and has counted nothing yet.
                 For::Thread | For::Future | For::Batch => {}
+            }
+            if let Some(tell) = tell {
+                tell.remember(filling.page..filling.end(), error.clone());
             }
             let unshared = wanted_by == For::Batch && mutant::on(Mutant::BatchErrorUnshared);
             if wanted_by != For::Nobody && !unshared && !refused {

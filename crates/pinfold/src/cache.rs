@@ -195,13 +195,15 @@ impl Cache {
     ///
     /// # Cost
     ///
-    /// An open file has one descriptor, however many handles it has. It has a second one once it is
-    /// found longer than before, if it is read directly: its end is read through the kernel's page
-    /// cache then, which is where another program writes it. A file that was closed has none, and
-    /// keeps what is cached of it. A call takes four system calls if the file is open already,
-    /// and seven or eight otherwise (`cargo run --release -p pinfold --example open` measures them). It
-    /// blocks for what the system blocks for: looking up the path on the disk. So a task of an
-    /// asynchronous runtime may call it where it might call `std::fs::File::open`.
+    /// An open file has one descriptor, however many handles it has. It has a second one once it
+    /// is found longer than before, if it is read directly: its end is read through the kernel's
+    /// page cache then, which is where another program writes it. A file that was closed has none,
+    /// and keeps what is cached of it; one that was mapped keeps the descriptor of its mapped
+    /// memory, and is forgotten once 32 others of this kind were closed. A call takes four system
+    /// calls if the file is open already, and seven or eight otherwise (`cargo run --release -p
+    /// pinfold --example open` measures them). It blocks for what the system blocks for: looking
+    /// up the path on the disk. So a task of an asynchronous runtime may call it where it might
+    /// call `std::fs::File::open`.
     ///
     /// # Errors
     /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Read`] if its length cannot

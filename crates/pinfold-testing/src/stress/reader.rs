@@ -228,10 +228,13 @@ impl Reader<'_> {
         Ok(reads.into())
     }
 
-    /// One read, checked.
+    /// One read, checked. Of what lies in one page, some are copies of what nothing holds.
     fn read(&mut self, subject: &Subject, file: &File, offset: u64, bytes: usize) -> Checked {
         let before = Before::now(self.shared, self.desk, subject);
-        match file.read_at(&mut self.buf[..bytes], offset) {
+        let is_in_page = offset % 4096 + bytes as u64 <= 4096;
+        let unheld = is_in_page && self.rng.u32(0..8) == 0;
+        let read = if unheld { copy_unheld } else { File::read_at };
+        match read(file, &mut self.buf[..bytes], offset) {
             Ok(got) => {
                 if before.check(offset, bytes, &self.buf[..got])? {
                     self.desk.read(got);
@@ -284,6 +287,25 @@ impl Reader<'_> {
 
     fn unexpected(&self, error: &Error) -> Box<Failure> {
         unexpected(self.shared, self.desk, error)
+    }
+}
+
+/// Reads a part of a page as [`File::read_at`] does, without holding the page.
+fn copy_unheld(file: &File, buf: &mut [u8], offset: u64) -> pinfold::Result<usize> {
+    // Ends: the page does not change all the time.
+    loop {
+        let page = match file.optimistic(offset / 4096) {
+            Err(error) if error.kind() == ErrorKind::BeyondEnd => return Ok(0),
+            page => page?,
+        };
+        let from = (offset % 4096) as usize;
+        let bytes = page.len().saturating_sub(from).min(buf.len());
+        if bytes > 0 {
+            page.read(from, &mut buf[..bytes]);
+        }
+        if page.validate() {
+            return Ok(bytes);
+        }
     }
 }
 

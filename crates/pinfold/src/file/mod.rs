@@ -705,4 +705,7 @@ fn close(core: &Core, mapping: &Mapping) {
     }
     core.mappings.retire(mapping);
     drop(source);
+    if was_last {
+        core.closed(mapping);
+    }
 }

@@ -13,10 +13,11 @@ use super::{lent, pieces, writers};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::frames::{Flags, FrameNumber};
-use crate::index::FolioAt;
+use crate::index::{FolioAt, PAGES_END};
 use crate::mapped::swap::Swap;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
+use crate::pages::freeze;
 use crate::pages::mapping::{Changing, Mapping};
 use crate::pages::outside::{Outside, WriteWhen, WrittenOut};
 use crate::pages::residency::Candidate;
@@ -30,6 +31,10 @@ impl Outside for Core {
     #[inline]
     fn outside_at(&self, mapping: &Mapping, page: u64) -> *mut u8 {
         mapping.mirror_of_folios().address(page)
+    }
+
+    fn copy_outside(&self, mapping: &Mapping, at: u64, to: &mut [u8]) {
+        mapping.mirror_of_folios().load(at, to);
     }
 
     fn is_outside(&self, mapping: &Mapping) -> bool {
@@ -120,6 +125,18 @@ impl Outside for Core {
 
     fn let_go_of_kept(&self, goes: impl Fn(FrameNumber) -> bool) {
         self.let_go_of_recent(goes);
+    }
+
+    fn closed(&self, mapping: &Mapping) {
+        if mapping.mirror_if_made().is_none() {
+            return;
+        }
+        let first = self.mapped.closed.add(mapping.id);
+        let first = first.and_then(|id| self.mappings.get(id));
+        if let Some(mapping) = first.filter(|it| it.is_closed() && it.mirror_if_made().is_some()) {
+            freeze::drop_clean(self, &mapping, 0..PAGES_END);
+            self.mappings.retire(&mapping);
+        }
     }
 
     fn offer(&self, turns: &mut PieceTurns, sweep: &mut Sweep, head: FrameNumber) -> bool {

@@ -11,12 +11,14 @@
 //! mirror/   the memfd of one file: which places are whose, which maps show it
 //! swap/     where own memory goes that is paged out: slots, the states of a page
 //! pieces    pieces of mirrors that wait to be evicted
+//! closed    files that are closed and have mirrors
 //! recent    what mapped accesses brought last, kept for a while
 //! task      waiting for a fault: by a thread in place, or by a task of a handler
 //! uffd/     a userfaultfd: registering, copying, waking, poisoning
 //! pagemap   what the kernel's page table has at an address
 //! ```
 
+pub(crate) mod closed;
 pub(crate) mod load;
 pub(crate) mod mirror;
 pub(crate) mod pagemap;

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use crate::base::held_pages::HeldPages;
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
+use crate::mapped::closed::ClosedFiles;
 use crate::mapped::load::Load;
 use crate::mapped::mirror::{Leftovers, Mirror};
 use crate::mapped::pieces::Pieces;
@@ -27,6 +28,7 @@ const WAITING_SHARE: u32 = if cfg!(shuttle) { 8 } else { 16 };
 pub(crate) struct MappedOfCache {
     pub(crate) leftovers: Leftovers,
     pub(crate) pieces: Pieces,
+    pub(crate) closed: ClosedFiles,
     pub(crate) recent: Recent,
     pub(crate) load: Load,
     /// First of what has threads: it joins those that write.
@@ -79,6 +81,7 @@ impl MappedOfCache {
         MappedOfCache {
             leftovers: Leftovers::new(),
             pieces: Pieces::new(),
+            closed: ClosedFiles::default(),
             recent: Recent::new(frames),
             load: Load::new(frames),
             to_write: ToWrite::default(),

@@ -189,6 +189,12 @@ impl Mapping {
         *self.read_under.lock() = Some(contents);
     }
 
+    /// Whether it has no handle at this moment.
+    #[cfg(feature = "map")]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.handles.load(Ordering::Relaxed) == 0 // a hint, without the table's mutex
+    }
+
     pub(crate) fn is_of_system(&self) -> bool {
         matches!(self.identity, Some(FileIdentity { key: FileKey::File(_), .. }))
     }

@@ -58,6 +58,12 @@ pub(crate) trait Outside {
         unreachable!("no folio is hollow")
     }
 
+    /// Copies bytes from byte `at` of the file on that lie in one page: those of a hollow folio of
+    /// `mapping` that has or had that page, or others, or zeros.
+    fn copy_outside(&self, mapping: &Mapping, at: u64, to: &mut [u8]) {
+        unreachable!("no folio is hollow")
+    }
+
     /// Whether all folios of the file are hollow, always: memory of the program's own.
     fn is_outside(&self, mapping: &Mapping) -> bool {
         false
@@ -120,6 +126,9 @@ pub(crate) trait Outside {
 
     /// Gives back references that only keep hollow folios from eviction, to those that `goes` says.
     fn let_go_of_kept(&self, goes: impl Fn(FrameNumber) -> bool) {}
+
+    /// The file has no handle any more, and may have cached pages.
+    fn closed(&self, mapping: &Mapping) {}
 
     // Eviction.
 

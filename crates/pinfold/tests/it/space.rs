@@ -74,6 +74,52 @@ fn ways() -> impl Iterator<Item = SpaceOptions> {
 }
 
 #[test]
+fn an_optimistic_page_that_a_map_shows_is_copied_and_validated() {
+    let subject = Subject::new();
+    let map = subject.space(SpaceOptions::default()).map_file(&subject.file, 0..MIB).unwrap();
+    subject.check(&map, 3);
+    assert!(subject.file.mirrored_bytes() >= PAGE);
+    let page = subject.file.optimistic(3).unwrap();
+    let mut buf = [0; PAGE as usize];
+    page.read(0, &mut buf);
+    assert!(page.validate());
+    subject.pattern.check(3 * PAGE, &buf).unwrap();
+    page.read(64, &mut buf[..64]);
+    subject.pattern.check(3 * PAGE + 64, &buf[..64]).unwrap();
+    subject.file.invalidate(..).unwrap();
+    page.read(0, &mut buf); // no fault, though it is gone
+    assert!(!page.validate());
+    // What a map shows is evicted now and then.
+    let scanned = subject.file.clone();
+    for n in 0..2000 {
+        let at = n * 37 % (MIB / PAGE);
+        subject.check(&map, at);
+        scanned.read_at(&mut buf, n * PAGE).unwrap();
+        let page = subject.file.optimistic(at).unwrap();
+        page.read(0, &mut buf);
+        assert!(page.validate());
+        subject.pattern.check(at * PAGE, &buf).unwrap();
+    }
+}
+
+#[test]
+fn an_optimistic_page_that_a_map_shows_ends_with_the_file() {
+    let pattern = Pattern::new(3, 0);
+    let cache = Cache::new(Options::new(8 * MIB)).unwrap();
+    let file = cache.attach("short", Arc::new(Memory::new(pattern.to_vec(5000)))).unwrap();
+    let map = Space::new(&cache, 0).unwrap().map_file(&file, 0..5000).unwrap();
+    // SAFETY: nobody changes the file.
+    pattern.check(0, unsafe { map.as_slice() }).unwrap();
+    let page = file.optimistic(1).unwrap();
+    assert_eq!(page.len(), 5000 - PAGE as usize);
+    let mut buf = vec![0; page.len()];
+    page.read(0, &mut buf);
+    assert!(page.validate());
+    pattern.check(PAGE, &buf).unwrap();
+    assert_eq!(file.optimistic(2).unwrap_err().kind(), ErrorKind::BeyondEnd);
+}
+
+#[test]
 fn a_map_has_the_bytes_of_a_file_eight_times_the_budget() {
     for way in ways() {
         let subject = Subject::new();

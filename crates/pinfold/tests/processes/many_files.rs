@@ -76,6 +76,26 @@ fn cache() -> Cache {
 }
 
 #[test]
+fn files_that_were_mapped_and_closed_leave_descriptors_to_others() {
+    with_few_descriptors("files_that_were_mapped_and_closed_leave_descriptors_to_others", || {
+        let (cache, files) = (cache(), Files::new(300));
+        files.settle(299);
+        let space = Space::new(&cache, 0).unwrap();
+        let check = |n: usize| {
+            let file = cache.open(files.path(n)).unwrap();
+            let map = space.map_file(&file, 0..BYTES as u64).unwrap();
+            // SAFETY: nobody changes the file.
+            pattern(n).check(0, unsafe { map.as_slice() }).unwrap();
+        };
+        (0..300).for_each(check);
+        // What was closed last is still there.
+        let misses = cache.stats().misses;
+        check(299);
+        assert_eq!(cache.stats().misses, misses);
+    });
+}
+
+#[test]
 fn files_that_were_closed_stay_cached_without_descriptors() {
     with_few_descriptors("files_that_were_closed_stay_cached_without_descriptors", || {
         let (cache, files) = (cache(), Files::new(300));

@@ -521,6 +521,9 @@ fn a_child_has_no_maps_and_may_have_its_own() {
         let by_handlers = served.map_file(&subject.file, 0..len).unwrap();
         subject.check(&map, 1);
         subject.check(&by_handlers, 2);
+        let held = map.hold(PAGE..2 * PAGE).unwrap();
+        let unheld = subject.file.optimistic(1).unwrap();
+        assert!(unheld.validate());
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
             // The locks of the space and of its maps are taken all the time.
@@ -534,6 +537,8 @@ fn a_child_has_no_maps_and_may_have_its_own() {
             scope.spawn(busy);
             for _ in 0..20 {
                 in_a_child(|| {
+                    assert!(!unheld.validate());
+                    is_forked(subject.file.optimistic(1));
                     is_forked(space.map_file(&subject.file, 0..len));
                     is_forked(map.advise(0..PAGE, Hint::DontNeed));
                     is_forked(map.protect(false));
@@ -563,6 +568,8 @@ fn a_child_has_no_maps_and_may_have_its_own() {
             }
             end.store(true, Ordering::Relaxed);
         });
+        assert!(unheld.validate());
+        drop(held);
         // The children have stopped and unmapped nothing of the parent's.
         (0..PAGES).for_each(|page| subject.check(&by_handlers, page));
         map.remap(0..len / 2).unwrap();

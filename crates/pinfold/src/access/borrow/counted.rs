@@ -183,21 +183,6 @@ impl Handle {
         )
     }
 
-    /// Reads the page if it is absent, waits for it, and meets a readahead mark.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn bring(&self, page: u64) -> Result<()> {
-        self.held(
-            page,
-            (ReadaheadMark::Meet, true),
-            || self.get_missing(page),
-            |held| match held.frame().file_bytes() as u64 + held.offset() {
-                end if end > page << PAGE_SHIFT => Ok(Some(())),
-                _ => self.check_page(page).map(|()| None),
-            },
-        )
-    }
-
     #[cold]
     #[inline(never)]
     pub(super) fn get_missing(&self, page: u64) -> Result<Held<'_>> {

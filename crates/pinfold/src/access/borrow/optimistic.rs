@@ -8,12 +8,23 @@
 //! Versions only grow, so a version that two loads find equal was unchanged in between. If all
 //! stamps are found unchanged after the last copy, then at the moment the last stamp was taken
 //! every page was what its copy says.
+//!
+//! # Pages that maps show
+//!
+//! Their bytes are outside of the arena, where a load of a page that has left would be a fault. So
+//! their stamp is taken under a reference, and each copy is a system call, which finds anything at the
+//! place or nothing. A page leaves its place after its version has become odd: so the copy counts
+//! only if it is the page's.
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use super::view::PageView;
-use crate::access::found::{AnyPage, Found};
+use crate::access::found::{AnyPage, Found, ReadaheadMark};
 use crate::error::Result;
-use crate::frames::{Frame, PAGE_BYTES, Stamp, copy_racing};
+use crate::frames::{Frame, PAGE_BYTES, PAGE_SHIFT, Stamp, copy_racing};
+use crate::pages::core::Held;
 use crate::pages::handle::Handle;
+use crate::pages::outside::Outside;
 
 /// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
 ///
@@ -21,6 +32,8 @@ use crate::pages::handle::Handle;
 /// nothing to shared memory, not even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
 /// written to at any moment. From then on [`validate`](Self::validate) is false, and the program
 /// must ask for the page again. An attempt to evict the page has the same effect.
+///
+/// Of a page that a [`Map`](crate::Map) shows, each [`read`](Self::read) is a system call.
 ///
 /// ```
 /// # use pinfold::{Cache, Optimistic, Options, source::Memory};
@@ -44,11 +57,13 @@ use crate::pages::handle::Handle;
 /// # assert_eq!((parent, child), ([7; 8], [7; 8]));
 /// # Ok::<(), pinfold::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Optimistic<'a> {
     frame: &'a Frame,
     stamp: Stamp,
     view: PageView,
+    /// If its bytes are outside of the arena: whose page it is, and its number.
+    outside: Option<(&'a Handle, u64)>,
 }
 
 // SAFETY: the view points to an entry and to bytes of the arena, which the file, whose lifetime
@@ -56,6 +71,19 @@ pub struct Optimistic<'a> {
 unsafe impl Send for Optimistic<'_> {}
 // SAFETY: as above; nothing is stored.
 unsafe impl Sync for Optimistic<'_> {}
+// As for `Cache`.
+impl UnwindSafe for Optimistic<'_> {}
+impl RefUnwindSafe for Optimistic<'_> {}
+
+impl std::fmt::Debug for Optimistic<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Optimistic { view, stamp, .. } = self;
+        f.debug_struct("Optimistic")
+            .field("view", view)
+            .field("stamp", stamp)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Handle {
     /// The page number `page`, up to date at this moment.
@@ -66,8 +94,43 @@ impl Handle {
             if let Some(found) = self.stamped(page) {
                 return Ok(found);
             }
-            self.bring(page)?;
+            if let Some(found) = self.bring(page)? {
+                return Ok(found);
+            }
         }
+    }
+
+    /// Reads the page if it is absent, waits for it, and meets a readahead mark. If its bytes are
+    /// outside of the arena, no look-up without a reference finds it; then this is the page.
+    #[cold]
+    #[inline(never)]
+    fn bring(&self, page: u64) -> Result<Option<Optimistic<'_>>> {
+        self.held(
+            page,
+            (ReadaheadMark::Meet, true),
+            || self.get_missing(page),
+            |held| {
+                if held.frame().file_bytes() as u64 + held.offset() <= page << PAGE_SHIFT {
+                    return self.check_page(page).map(|()| None);
+                }
+                if !held.frame().is_hollow() {
+                    return Ok(Some(None));
+                }
+                // Otherwise it was dropped just now.
+                Ok(self.stamped_outside(&held, page).map(Some))
+            },
+        )
+    }
+
+    /// The page of a hollow folio.
+    fn stamped_outside<'a>(&'a self, held: &Held<'a>, page: u64) -> Option<Optimistic<'a>> {
+        let (frame, from) = (held.frame(), held.address(&self.mapping));
+        let stamp = frame.read_begin()?;
+        let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
+        // SAFETY: the reference is to the folio that has the page; it has that address.
+        let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
+        note_first_read(frame, at);
+        Some(Optimistic { frame, stamp, view, outside: Some((self, page)) })
     }
 
     /// The page as the index has it now. `None` unless it is up to date.
@@ -83,7 +146,7 @@ impl Handle {
         if frame.is_first_read() {
             note_first_read(frame, at as usize);
         }
-        Some(Optimistic { frame, stamp, view })
+        Some(Optimistic { frame, stamp, view, outside: None })
     }
 }
 
@@ -110,6 +173,10 @@ impl Optimistic<'_> {
         let page_bytes = self.view.page_bytes();
         let inside = from.checked_add(buf.len()).is_some_and(|end| end <= page_bytes);
         assert!(inside, "{} bytes at {from} of a page of {page_bytes}", buf.len());
+        if let Some((handle, page)) = self.outside {
+            handle.core.copy_outside(&handle.mapping, (page << PAGE_SHIFT) + from as u64, buf);
+            return;
+        }
         let source = self.view.address().wrapping_add(from);
         // SAFETY: inside a page of the arena, read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), source, buf.len()) };
@@ -124,5 +191,7 @@ impl Optimistic<'_> {
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
+            // A forked child sees what the parent does to bytes that are outside, and no version of it.
+            && self.outside.is_none_or(|(handle, _)| handle.core.owner.is_here())
     }
 }

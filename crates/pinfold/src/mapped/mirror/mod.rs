@@ -215,6 +215,20 @@ impl Mirror {
         self.view.address(page << PAGE_SHIFT)
     }
 
+    /// Copies what the memfd has from byte `at` on, within a page: zeros where it has nothing. Makes no
+    /// page there, and no fault.
+    ///
+    /// # Panics
+    /// If the system cannot read its own memory.
+    pub(crate) fn load(&self, at: u64, to: &mut [u8]) {
+        // Of memory of a map, as `to` may be, the kernel would ask nobody.
+        let mut copy = [0; PAGE_BYTES];
+        let copy = &mut copy[..to.len()];
+        let got = rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut *copy, at));
+        assert_eq!(got, Ok(to.len()), "no bytes at {at} of a mirror");
+        to.copy_from_slice(copy);
+    }
+
     /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
     pub(crate) fn claim(&self, pages: Range<u64>) -> Option<PlaceClaim<'_>> {
         let mut owned = self.owned.lock();

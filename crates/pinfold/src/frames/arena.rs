@@ -1,15 +1,10 @@
 //! The arena: one reservation of memory, made at open and kept until the cache is dropped.
 //!
-//! What belongs here: reserving and giving back the address space, and turning a frame number into
-//! an address. What does not: what the frames hold (`entry`) and which are free (`buddy`).
-//!
-//! The reservation is private and anonymous, and the system reserves nothing for it: the system finds memory
-//! for a page when it is first touched. It starts at a multiple of 2 MiB, so that a folio of the
-//! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
-//! ever unmapped, remapped or protected before the drop: any address inside it can be read as long
-//! as the arena lives, even after its folio was freed. So this memory cannot be device pages, or
-//! anything else that may become unreadable. Runs of 2 MiB can be given back to the system: a
-//! late reader then reads the system's page of zeros, which takes no memory.
+//! It is private and anonymous; the system finds memory for a page when it is first touched. It
+//! starts at a multiple of 2 MiB, so that a folio of the largest order is exactly one huge page, and
+//! huge pages are asked for. Nothing is ever unmapped, remapped or protected before the drop: any
+//! address inside it can be read as long as the arena lives, even after its folio was freed. Runs of
+//! 2 MiB can be given back to the system: a late reader then reads the system's page of zeros.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -32,32 +27,19 @@ const ALIGN_BYTES: usize = Order::MAX.bytes();
 /// Why an arena could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArenaError {
-    /// Too small for a table and anything to describe with it.
     #[error(
         "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
     )]
-    BudgetTooSmall {
-        /// The budget asked for, in bytes.
-        budget_bytes: u64,
-        /// The smallest budget that opens, in bytes.
-        least_bytes: u64,
-    },
+    BudgetTooSmall { budget_bytes: u64, least_bytes: u64 },
     /// More frames than frame numbers.
     #[error(
         "a budget of {budget_bytes} bytes is too large: the largest that works is {most_bytes} bytes"
     )]
-    BudgetTooLarge {
-        /// The budget asked for, in bytes.
-        budget_bytes: u64,
-        /// The largest budget that opens, in bytes.
-        most_bytes: u64,
-    },
+    BudgetTooLarge { budget_bytes: u64, most_bytes: u64 },
     /// The system gave no address space: a limit (`ulimit -v`), or strict overcommit.
     #[error("cannot reserve {bytes} bytes of address space for the budget: {cause}")]
     Reserve {
-        /// The bytes asked for.
         bytes: usize,
-        /// The system's error.
         #[source]
         cause: Errno,
     },
@@ -82,10 +64,7 @@ pub(super) struct Arena {
 /// Threads that touch a huge page for the first time at the same moment are each charged a whole
 /// one until one of them wins: 32 threads can exceed the budget by 64 MiB for a moment, and with it
 /// the limit of a control group. So the first thread that allocates frames in it touches it, and
-/// the others wait. Threads that touch different huge pages do not wait for each other, as a rule:
-/// the system writes zeros to each, and a thread may lose its processor meanwhile.
-///
-/// Not a model checker's: no protocol depends on it.
+/// the others wait. Threads that touch different huge pages do not, as a rule.
 #[derive(Debug)]
 struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,
@@ -93,7 +72,8 @@ struct TouchedHugePages {
     touching: [Mutex<()>; TOUCHING],
 }
 
-/// Huge pages next to each other that can be touched at the same time.
+/// Huge pages next to each other that can be touched at the same time. Not a model checker's locks:
+/// no protocol depends on them.
 const TOUCHING: usize = 32;
 
 impl TouchedHugePages {

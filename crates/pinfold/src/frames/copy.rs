@@ -1,11 +1,10 @@
 //! Copying bytes out of a frame that another thread may be changing at the same time.
 //!
-//! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`) whether
-//! the copy is consistent. Its loads race with stores of the kernel that fills the frame, and of
-//! writers. In Rust's memory model a racing plain load is undefined even if its value is discarded,
-//! so the loads here are instructions in inline assembly; the compiler only knows that they read
-//! memory. Relaxed atomics would not do: bytes are stored by words of eight (`Extent::store`), and
-//! atomic accesses of two sizes to one byte are undefined if they race.
+//! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`). Its loads
+//! race with stores of the kernel that fills the frame, and of writers. In Rust's memory model a
+//! racing plain load is undefined even if its value is discarded, and relaxed atomics would have to
+//! be of the size of the stores (`Extent::store`). So the loads here are inline assembly; the
+//! compiler only knows that they read memory.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
 
@@ -84,10 +83,10 @@ mod machine {
         copy1(lane: reg) = "ldrb {lane:w}, [{from}, #{at}]", "strb {lane:w}, [{to}, #{at}]";
     }
 
-    /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
+    /// As on x86-64.
     ///
     /// # Safety
-    /// As for the others, with `bytes` bytes; the two do not overlap.
+    /// As there.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it.
@@ -135,23 +134,18 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
             machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));
             machine::copy16::<16>(to.add(bytes - 32), from.add(bytes - 32));
         },
-        65..MANY => {
+        // SAFETY: `at + 32` is below `bytes`, and `bytes` is at least 32.
+        65..MANY => unsafe {
             let mut at = 0;
             // Ends: `at` grows to `bytes - 32`.
             while at < bytes - 32 {
-                // SAFETY: `at + 32` is below `bytes`.
-                unsafe {
-                    machine::copy16::<0>(to.add(at), from.add(at));
-                    machine::copy16::<16>(to.add(at), from.add(at));
-                }
+                machine::copy16::<0>(to.add(at), from.add(at));
+                machine::copy16::<16>(to.add(at), from.add(at));
                 at += 32;
             }
-            // SAFETY: `bytes` is at least 32.
-            unsafe {
-                machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));
-                machine::copy16::<16>(to.add(bytes - 32), from.add(bytes - 32));
-            }
-        }
+            machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));
+            machine::copy16::<16>(to.add(bytes - 32), from.add(bytes - 32));
+        },
         // SAFETY: the caller's promise, whole.
         MANY.. => unsafe { machine::many(to, from, bytes) },
         // SAFETY: `bytes` is at least 8.

@@ -1,10 +1,10 @@
 //! The entry of a frame: one cache line that says what the frame holds and which threads may use
 //! it.
 //!
-//! What belongs here: the words of an entry, which threads may change them, and the two small
-//! protocols that run on them: the *version* (was what I read consistent?) and the *identity* (is
-//! this the folio I was looking for?). What does not: the count's own protocol (`pinfold-refcount`)
-//! and where the entries are (`table`) and which frames are free (`buddy`).
+//! Here: the words of an entry, which threads may change them, and the two small protocols that run
+//! on them: the *version* (was what I read consistent?) and the *identity* (is this the folio I was
+//! looking for?). Not here: the count's own protocol (`pinfold-refcount`), where the entries are
+//! (`table`) and which frames are free (`buddy`).
 //!
 //! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
 //! *tails*, only say "frozen, odd".
@@ -25,10 +25,9 @@
 //! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
-//! "Frozen" is the frozen bit with or without the debris of losers; this module does not
-//! distinguish them. Every frozen folio has an odd version, except between `freeze` and
-//! `change_begin`. The version stops a reader that holds nothing; the frozen bit stops a reader
-//! that tries to take a reference.
+//! "Frozen" is the frozen bit with or without the debris of losers. Every frozen folio has an odd
+//! version, except between `freeze` and `change_begin`. The version stops a reader that holds
+//! nothing; the frozen bit stops a reader that tries to take a reference.
 //!
 //! # Transitions
 //!
@@ -50,11 +49,10 @@
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
-//! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` asserts that the
-//! bit is there and stores nothing in the count, the allocator never touches the word, `hand_out`
-//! asserts the bit once more and then stores 1 as its last step. Zero is not a state: memory fresh
-//! from the system reads as zero, which a `try_get` would turn into a reference, so every entry is
-//! written before the table can be reached.
+//! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` and `hand_out`
+//! assert it, and the allocator never touches the word. Zero is not a state: fresh memory reads as
+//! zero, which a `try_get` would turn into a reference, so every entry is written before the table
+//! can be reached.
 //!
 //! # Which words are changed how
 //!
@@ -92,12 +90,17 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
-        /// Its bytes are not in the arena but outside (`pages/outside.rs`): they are read under a
-        /// reference alone. Set as long as the frame is one of a hollow run.
+        /// Its bytes are outside of the arena (`pages/outside.rs`): they are read under a reference
+        /// alone. Set as long as the frame is one of a hollow run.
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;
     }
+}
+
+impl Flags {
+    /// Nothing may be read of a folio with one of these but under a reference that was taken for it.
+    const CLOSED: Flags = Flags::READAHEAD.union(Flags::HOLLOW);
 }
 
 /// Which pages of which file a folio holds.
@@ -126,10 +129,9 @@ pub(crate) struct Stamp(u64);
 ///
 /// # Invariants
 ///
-/// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`: only the methods here store.
-/// `version` only ever grows, over all lifetimes of the frame, so that no stamp of an earlier
-/// lifetime is ever valid again. It moves by 2 with each change and has 64 bits: a writer that
-/// changed one folio every 10 ns, for ever, would wrap round after 2924 years (2^63 * 10 ns).
+/// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`. `version` only ever grows,
+/// over all lifetimes of the frame, so that no stamp of an earlier lifetime is ever valid again; its
+/// 64 bits do not come round.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Frame {
@@ -157,11 +159,11 @@ pub(crate) struct Frame {
     /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
     place: AtomicU8,
     /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
-    /// read should have more read ahead, or if the bytes are not in the arena. It repeats what `file_bytes` and `flags` say, for one
-    /// load. At 44.
+    /// read should have more read ahead, or if the bytes are not in the arena. It repeats what
+    /// `file_bytes` and `flags` say, for one load. At 44.
     span_bytes: AtomicU32,
-    /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file
-    /// ends. At 48.
+    /// Bytes from the start on that are the file's: fewer than the folio's where the file ends. At
+    /// 48.
     file_bytes: AtomicU32,
     /// Bytes from the start on that a counted guard may be taken of at once: as `span_bytes`, but
     /// none of a large folio that is not granted. At 52.
@@ -204,9 +206,8 @@ impl Frame {
     // ---- the version ----
 
     /// Begins a read without a reference: returns the version, if the folio is not being changed.
-    ///
-    /// What is read after it (identity, bytes) is valid only if [`Frame::read_retry`] then returns
-    /// false. Bytes must be read by loads that may race.
+    /// What is read after it (identity, bytes; by loads that may race) is valid only if
+    /// [`Frame::read_retry`] then returns false.
     #[inline]
     pub(crate) fn read_begin(&self) -> Option<Stamp> {
         // Acquire: pairs with the Release store in `change_end`; what that writer stored is seen.
@@ -214,8 +215,7 @@ impl Frame {
         (version & 1 == 0).then_some(Stamp(version))
     }
 
-    /// Ends a read: true if anything may have changed since `stamp`, so that what was read is not
-    /// valid.
+    /// Ends a read: true if anything may have changed since `stamp`.
     #[inline]
     #[must_use = "what was read may be used only if this is false"]
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
@@ -235,8 +235,7 @@ impl Frame {
         Stamp(self.version.load(Ordering::Relaxed) & !1)
     }
 
-    /// How far the version has moved since `stamp`: 0, 1 while it is odd for the first time, or
-    /// more.
+    /// How far the version has moved since `stamp`: 1 while it is odd for the first time.
     pub(crate) fn since(&self, stamp: Stamp) -> u64 {
         // Acquire: pairs with the Release store in `change_end`, for what is loaded next.
         self.version.load(Ordering::Acquire) - stamp.0
@@ -246,7 +245,6 @@ impl Frame {
     /// or holds its mapping's `change` mutex.
     ///
     /// # Panics
-    ///
     /// If a change is in progress already.
     #[inline]
     pub(crate) fn change_begin(&self) {
@@ -263,7 +261,6 @@ impl Frame {
     /// Ends a change or a fill: identity and bytes are now consistent and valid.
     ///
     /// # Panics
-    ///
     /// If no change is in progress.
     #[inline]
     pub(crate) fn change_end(&self) {
@@ -286,10 +283,8 @@ impl Frame {
     // ---- the identity ----
 
     /// The folio's identity. Valid for a caller that holds a reference, or whose
-    /// [`Frame::read_retry`] then returns false.
-    ///
-    /// For a caller with a reference to a folio that is still being filled, the result is either no
-    /// mapping or the whole new identity, never a mixture.
+    /// [`Frame::read_retry`] then returns false. With a reference to a folio that is still being
+    /// filled, the result is either no mapping or the whole new identity, never a mixture.
     #[inline]
     pub(crate) fn identity(&self) -> Identity {
         // Acquire: pairs with the Release store of `mapping` in `set_identity`; a thread that sees
@@ -300,51 +295,50 @@ impl Frame {
         Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
     }
 
-    /// The part of the identity that a reader without a reference needs, in three loads: the file,
-    /// the offset of the folio's first byte in it, and how many bytes from there may be read
-    /// without a reference. Valid if [`Frame::read_retry`] then returns false.
+    /// What a reader without a reference needs of the identity: the file, the offset of the folio's
+    /// first byte in it, and how many bytes from there may be read without a reference. Valid if
+    /// [`Frame::read_retry`] then returns false.
     #[inline(always)]
     pub(crate) fn readable(&self) -> (u32, u64, u32) {
+        self.open_to(&self.span_bytes)
+    }
+
+    /// As [`readable`](Self::readable), with the bytes that a counted guard may be had of at once.
+    #[inline(always)]
+    pub(crate) fn holdable(&self) -> (u32, u64, u32) {
+        self.open_to(&self.guard_bytes)
+    }
+
+    #[inline(always)]
+    fn open_to(&self, bytes: &AtomicU32) -> (u32, u64, u32) {
         // Relaxed, all three: ordered by the version, before and after.
         let mapping = self.mapping.load(Ordering::Relaxed);
         let start = self.start.load(Ordering::Relaxed);
-        (mapping, start, self.span_bytes.load(Ordering::Relaxed))
+        (mapping, start, bytes.load(Ordering::Relaxed))
     }
 
-    /// What [`readable`](Self::readable) returns, for a reader that wants a counted guard: the bytes that it may have one of at once.
-    #[inline(always)]
-    pub(crate) fn holdable(&self) -> (u32, u64, u32) {
-        // Relaxed, all three: as in `readable`.
-        let mapping = self.mapping.load(Ordering::Relaxed);
-        let start = self.start.load(Ordering::Relaxed);
-        (mapping, start, self.guard_bytes.load(Ordering::Relaxed))
-    }
-
-    /// The offset in the file of the folio's first byte at this moment, if it is a folio's entry:
-    /// for a guess that is checked later.
+    /// The offset in the file of the folio's first byte, for a guess that is checked later.
     #[inline(always)]
     pub(crate) fn start_now(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
     }
 
-    /// Whether it is a folio of that mapping; valid under the same condition as
-    /// [`Frame::readable`].
+    /// Whether it is a folio of that mapping; valid as [`Frame::readable`] is.
     #[inline(always)]
     pub(crate) fn is_of(&self, mapping: u32) -> bool {
         // Relaxed: as in `readable`.
         self.mapping.load(Ordering::Relaxed) == mapping
     }
 
-    /// How many of the folio's bytes are the file's. Valid under the same conditions as
-    /// [`Frame::identity`]. Once the folio is live it does not change until the folio is freed,
-    /// even if the length of the file does.
+    /// How many of the folio's bytes are the file's. Valid as [`Frame::identity`] is, and the same
+    /// until the folio is freed, even if the length of the file changes.
     #[inline]
     pub(crate) fn file_bytes(&self) -> usize {
         // Relaxed: as in `order`.
         self.file_bytes.load(Ordering::Relaxed) as usize
     }
 
-    /// The folio's order; valid under the same conditions as [`Frame::identity`].
+    /// The folio's order; valid as [`Frame::identity`] is.
     #[inline]
     pub(crate) fn order(&self) -> Order {
         // Relaxed: ordered by the caller's acquire of the count or of the version.
@@ -356,7 +350,6 @@ impl Frame {
     /// Sets the folio's identity; all of its bytes are the file's.
     ///
     /// # Panics
-    ///
     /// If the version is even: a reader could see half of the change.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
@@ -374,7 +367,6 @@ impl Frame {
     /// Sets how many of its bytes are the file's.
     ///
     /// # Panics
-    ///
     /// If the version is even: a reader could take the bytes of one length for those of another.
     pub(crate) fn set_file_bytes(&self, bytes: usize) {
         self.assert_changing("length given");
@@ -387,7 +379,6 @@ impl Frame {
     /// Clears the folio's mapping. Its order stays: the last holder frees the folio by it.
     ///
     /// # Panics
-    ///
     /// If the version is even: a reader would still take the identity for valid.
     pub(crate) fn forget_identity(&self) {
         self.assert_changing("identity taken");
@@ -400,7 +391,6 @@ impl Frame {
     /// a count of 1 that is the caller's, an odd version, no mapping, no flags and no uses.
     ///
     /// # Panics
-    ///
     /// If the entry is not frozen with an odd version.
     pub(crate) fn hand_out(&self, order: Order) {
         // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
@@ -436,14 +426,13 @@ impl Frame {
         // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
         // sees what was done before the change.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
-        if flags.intersects(Flags::READAHEAD | Flags::HOLLOW) {
+        if flags.intersects(Flags::CLOSED) {
             self.settle_span(old | flags);
         }
         old
     }
 
-    /// Whether the folio's bytes are outside of the arena; valid under the same conditions as
-    /// [`Frame::identity`].
+    /// Whether the folio's bytes are outside of the arena; valid as [`Frame::identity`] is.
     #[inline]
     pub(crate) fn is_hollow(&self) -> bool {
         // Relaxed: set before the folio has an identity, and not changed before it is freed.
@@ -464,7 +453,7 @@ impl Frame {
     /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
     /// and one holder of a reference clears it: no other thread stores the span then.
     fn settle_span(&self, flags: Flags) {
-        let closed = flags.intersects(Flags::READAHEAD | Flags::HOLLOW);
+        let closed = flags.intersects(Flags::CLOSED);
         // The thread that ends the fill or clears the mark need not be the one that allocated the
         // frame.
         fence_before_racing_stores(Mutant::SpanUnfenced);
@@ -488,7 +477,6 @@ impl Frame {
     /// the bytes before finds another version when it has its reference.
     ///
     /// # Panics
-    ///
     /// If the version is even: that thread would have a guard.
     pub(crate) fn revoke(&self) {
         self.assert_changing("grant revoked");
@@ -499,15 +487,14 @@ impl Frame {
 
     fn store_guard_bytes(&self, flags: Flags) {
         let large = self.order.load(Ordering::Relaxed) > 0;
-        let closed = flags.intersects(Flags::READAHEAD | Flags::HOLLOW)
-            || large && !flags.contains(Flags::GRANTED);
+        let closed = flags.intersects(Flags::CLOSED) || large && !flags.contains(Flags::GRANTED);
         // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
         let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.guard_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// After [`Self::store_guard_bytes`] by `flags`, where one thread may grant the folio while
-    /// another clears its readahead mark: the last store is that of who has seen both changes.
+    /// Where one thread may grant the folio while another clears its readahead mark: the last store
+    /// is that of who has seen both changes. Call it after [`Self::store_guard_bytes`] by `flags`.
     fn settle_guard_bytes(&self, mut flags: Flags) {
         // Ends: each turn follows another thread's change of a flag.
         while !mutant::on(Mutant::GuardBytesUnsettled) {
@@ -529,50 +516,42 @@ impl Frame {
         }
     }
 
-    // ---- links: the lock of the list protects the words ----
+    // ---- links: the lock of the list protects the words, so all accesses are relaxed ----
 
     pub(crate) fn prev(&self) -> Option<FrameNumber> {
-        // Relaxed: the lock of the list orders it, here and in the other three.
         unlink(self.prev.load(Ordering::Relaxed))
     }
 
     pub(crate) fn next(&self) -> Option<FrameNumber> {
-        // Relaxed: as in `prev`.
         unlink(self.next.load(Ordering::Relaxed))
     }
 
     pub(crate) fn set_prev(&self, frame: Option<FrameNumber>) {
-        // Relaxed: as in `prev`.
         self.prev.store(link(frame), Ordering::Relaxed);
     }
 
     pub(crate) fn set_next(&self, frame: Option<FrameNumber>) {
-        // Relaxed: as in `prev`.
         self.next.store(link(frame), Ordering::Relaxed);
     }
 
     /// Where the policy has the folio, in the policy's coding.
     pub(crate) fn place(&self) -> u8 {
-        // Relaxed: the policy's lock orders it.
         self.place.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_place(&self, place: u8) {
-        // Relaxed: as in `place`.
         self.place.store(place, Ordering::Relaxed);
     }
 
-    // ---- for the allocator ----
+    // ---- for the allocator, whose mutex orders `block` ----
 
     /// The order of the free block that starts here.
     pub(super) fn block(&self) -> Option<Order> {
-        // Relaxed: the allocator's mutex orders it.
         self.block.load(Ordering::Relaxed).checked_sub(1).map(Order)
     }
 
     /// Sets the order of the free block that starts here.
     pub(super) fn set_block(&self, order: Option<Order>) {
-        // Relaxed: as in `block`.
         self.block.store(order.map_or(0, |order| order.get() + 1), Ordering::Relaxed);
     }
 

@@ -3,14 +3,17 @@
 
 use super::Frames;
 use super::entry::Flags;
+use super::mobility::Mobility;
 use super::units::{FrameNumber, Order};
+use crate::base::sync::Ordering;
 
 impl Frames {
     /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and its
     /// entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_hollow(&self, order: Order) -> Option<(FrameNumber, Order)> {
-        let (head, order) = self.buddy.take_hollow_at_most(&self.table, order)?;
+        let (head, order) =
+            self.change(|lists, on| lists.take_at_most(on, order, &[Mobility::Hollow]))?;
         self.frame(head).hand_out(order);
         self.frame(head).set_flags(Flags::HOLLOW);
         Some((head, order))
@@ -21,30 +24,55 @@ impl Frames {
     ///
     /// Cost: two mutexes and a madvise(2).
     pub(crate) fn hollow_out_run(&self) -> bool {
-        let Some(run) = self.buddy.take_run(&self.table) else { return false };
+        let run = self.change(|lists, on| lists.take(on, Order::MAX, Mobility::Movable));
+        let Some(run) = run else { return false };
         // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
         // found an earlier folio of it loads by racing loads, and notices by the version.
         let given = unsafe { self.arena.give_back(run, Order::MAX) };
         if given.is_err() {
-            self.buddy.give(&self.table, run, Order::MAX);
+            self.free(run, Order::MAX);
         }
-        given.is_ok() && self.buddy.hollow_out(&self.table, run)
+        given.is_ok() && self.hollow_out(run)
+    }
+
+    /// Makes a run that was taken off its list a hollow one, all of it free. False if it is held by
+    /// now: what is held stays what it is, so it is given back.
+    pub(super) fn hollow_out(&self, run: FrameNumber) -> bool {
+        self.change(|lists, on| {
+            if lists.give_held(run, Order::MAX) {
+                return false;
+            }
+            on.runs.set(run, Mobility::Hollow);
+            lists.hollow_runs += 1;
+            lists.free_hollow += Order::MAX.frames();
+            lists.push(on, run, Order::MAX);
+            true
+        })
     }
 
     /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as
     /// often.
     pub(crate) fn hollow_user_begins(&self) {
-        self.buddy.hollow_user_begins();
+        self.lists.lock().hollow_users += 1;
     }
 
     /// See [`Self::hollow_user_begins`].
     pub(crate) fn hollow_user_ends(&self) {
-        self.buddy.hollow_user_ends(&self.table);
+        self.change(|lists, on| {
+            lists.hollow_users -= 1;
+            let free = lists.first(Mobility::Hollow, Order::MAX);
+            if let (0, Some(run)) = (lists.hollow_users, free) {
+                lists.unlink(on, run, Order::MAX);
+                lists.free_hollow -= Order::MAX.frames();
+                lists.add(on, run, Order::MAX);
+            }
+        });
     }
 
     /// Whether a run that is hollow may become one of the arena again.
     pub(crate) fn may_take_back(&self) -> bool {
-        self.buddy.may_take_back()
+        let lists = self.lists.lock();
+        lists.hollow_runs > u32::from(lists.hollow_users > 0)
     }
 
     /// The heads of the runs that are hollow.
@@ -54,11 +82,12 @@ impl Frames {
 
     /// Frames of hollow runs.
     pub(crate) fn hollow_frames(&self) -> u32 {
-        self.buddy.runs().hollow() * Order::MAX.frames()
+        self.runs.hollow() * Order::MAX.frames()
     }
 
     /// How many frames of hollow runs are free.
     pub(crate) fn free_hollow(&self) -> u32 {
-        self.buddy.free_hollow()
+        // Relaxed: as in `free_frames`.
+        self.free_hollow.load(Ordering::Relaxed)
     }
 }

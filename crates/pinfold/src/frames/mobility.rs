@@ -1,8 +1,8 @@
 //! Groups folios by mobility: some 2 MiB runs are kept for folios that never move, so that the
 //! others can be emptied again; and by where their bytes are.
 //!
-//! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
-//! folios for it (`reclaim/unmovable.rs`).
+//! Here: the kind of each run. Not here: choosing blocks by it (`buddy`), moving folios for it
+//! (`reclaim/unmovable.rs`).
 //!
 //! | kind | what is put there | how a run becomes one |
 //! |---|---|---|
@@ -10,15 +10,13 @@
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
 //! | hollow | folios whose bytes are outside of the arena (`pages/outside.rs`): the run's memory was given back to the system | made hollow when those that are hollow are full; it is movable again when all of it is free, unless it is the last while there are maps |
 //!
-//! A movable folio in an unmovable run does no harm (the allocator puts it there rather than fail):
-//! it is moved away when its frames are needed. An unmovable folio in a movable run blocks that run
-//! as long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and
-//! Whitcroft, "The what, the why and the where to of anti-fragmentation", OLS 2006).
+//! A movable folio in an unmovable run does no harm: it is moved away when its frames are needed. An
+//! unmovable one in a movable run blocks that run as long as the pin lasts. (After Linux's grouping of
+//! pages by mobility: Gorman and Whitcroft, OLS 2006.)
 //!
 //! A pin ends, an index node stays for ever: a run with one is never made whole, nor hollow. So
 //! nodes lie as low as possible, and behind the table some frames are left for them by what is
 //! pinned ([`RunKinds::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
-
 // Not from `crate::base::sync`: changed under the allocator's mutex, and see `RunKinds::is_movable`.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,9 +92,19 @@ impl RunKinds {
         runs
     }
 
+    /// Frames at the start of the arena that are the table's.
+    pub(super) fn table_frames(&self) -> u32 {
+        self.for_nodes.start
+    }
+
     /// The first frames of the runs in which every frame can be data.
     pub(super) fn whole(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
         self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
+    }
+
+    /// Whether `frame` is one of [`Self::whole`].
+    pub(super) fn is_whole(&self, frame: FrameNumber) -> bool {
+        frame.is_aligned(Order::MAX) && self.whole.contains(&run_of(frame))
     }
 
     /// One of them, counted round and round.
@@ -105,8 +113,7 @@ impl RunKinds {
         Some(FrameNumber(run * Order::MAX.frames()))
     }
 
-    /// The frames behind the table in which nothing is put that is pinned: as many as a 64th of the
-    /// arena, or fewer.
+    /// The frames behind the table in which nothing is put that is pinned.
     pub(super) fn for_nodes(&self) -> Range<u32> {
         self.for_nodes.clone()
     }
@@ -127,8 +134,8 @@ impl RunKinds {
 
     /// Whether `frame` lies in a movable or a hollow run: no pin may stay there. Without the
     /// allocator's mutex the result is valid for a folio whose version was even before the call and
-    /// is unchanged after it: the kind was settled under the mutex before the folio was allocated.
-    /// A later claim only makes "movable" out of date.
+    /// is unchanged after it: the kind was settled before the folio was allocated, and a later claim
+    /// only makes "movable" out of date.
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]

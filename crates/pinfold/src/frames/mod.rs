@@ -8,7 +8,7 @@
 //! window      what a handle keeps of the arena
 //! hollow      runs without memory of their own
 //! mod         `Frames`, which all other modules call
-//! buddy       the allocator
+//! buddy       the free lists
 //! mobility    which runs are for what stays
 //! run_map     a set of frames of one run
 //! table       the frame table
@@ -54,7 +54,6 @@ mod stress;
 mod tests;
 
 pub(crate) use arena::ArenaError;
-pub(crate) use buddy::FrameStats;
 #[cfg(loom)]
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
@@ -73,8 +72,10 @@ pub(crate) use window::Window;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use arena::Arena;
-use buddy::Buddy;
+use buddy::{Ground, Lists};
+use mobility::RunKinds;
 use table::Table;
 
 /// The arena, its table and its allocator: one budget's worth of memory.
@@ -89,44 +90,72 @@ use table::Table;
 #[derive(Debug)]
 pub(crate) struct Frames {
     table: Table,
-    buddy: Buddy,
+    runs: RunKinds,
+    lists: Mutex<Lists>,
+    /// Copies of numbers of `lists`, stored under the mutex and read without it.
+    free_frames: AtomicU32,
+    free_hollow: AtomicU32,
     #[cfg(loom)]
     bytes: std::sync::Arc<bytes::ArenaWords>,
     /// The last field, so that it is dropped after those that point into it.
     arena: Arena,
 }
 
+/// What is free, and in which sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FrameStats {
+    /// Frames in the arena.
+    pub(crate) total_frames: u32,
+    /// Frames that the table takes.
+    pub(crate) table_frames: u32,
+    /// Frames that can be allocated.
+    pub(crate) free_frames: u32,
+    /// Free frames of hollow runs.
+    pub(crate) free_hollow: u32,
+    /// Frames in the run that is being emptied: neither free nor in use.
+    pub(crate) held_frames: u32,
+    /// Free blocks of each order.
+    pub(crate) free_blocks: [u32; Order::COUNT],
+}
+
+/// Who can have an ordinary folio, in this order.
+const FOR_ALL: [Mobility; 2] = [Mobility::Movable, Mobility::Unmovable];
+
 impl Frames {
     /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
-    /// the table's are free.
-    ///
-    /// Cost: touches the table, little more than 1/64 of the budget; the rest is touched when it is first used.
+    /// the table's are free. Cost: touches the table, little more than 1/64 of the budget.
     ///
     /// # Errors
-    ///
     /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the
     /// system refuses the address space.
     pub(crate) fn open(budget_bytes: u64) -> Result<Self, ArenaError> {
         let arena = Arena::reserve(budget_bytes)?;
         let frames = arena.frames();
         let table_frames = Table::frames_taken(frames);
+        assert!(0 < table_frames && table_frames < frames);
         // SAFETY: the reservation is fresh, so no other address in it exists; `frames_taken` frames
         // hold that many entries; the arena moves into the same struct as the table and is dropped
-        // after it; the allocator below never hands out the table's frames.
+        // after it; the allocator never hands out the table's frames.
         let table = unsafe { Table::place(arena.base(), frames) };
-        let buddy = Buddy::new(&table, table_frames);
+        let runs = RunKinds::new(frames, table_frames);
+        let lists = Lists::new(Ground { table: &table, runs: &runs }, table_frames);
         Ok(Frames {
             table,
-            buddy,
+            runs,
+            free_frames: AtomicU32::new(lists.free_frames),
+            free_hollow: AtomicU32::new(0),
+            lists: Mutex::new(lists),
             #[cfg(loom)]
             bytes: bytes::ArenaWords::of(arena.base(), frames),
             arena,
         })
     }
 
+    // ---- the arena and its table ----
+
     /// Bytes of the frames that the table takes up, with its ghosts.
     pub(crate) fn table_bytes(&self) -> u64 {
-        u64::from(self.buddy.table_frames()) << PAGE_SHIFT
+        u64::from(self.runs.table_frames()) << PAGE_SHIFT
     }
 
     /// Which pages were evicted lately. To be used under the policy's lock.
@@ -139,8 +168,7 @@ impl Frames {
         self.arena.frames()
     }
 
-    /// Whether the kernel agreed to back the arena with huge pages where it can. It says what was
-    /// requested, not what was granted.
+    /// Whether the kernel agreed to back the arena with huge pages where it can.
     pub(crate) fn huge_pages_advised(&self) -> bool {
         self.arena.huge_pages_advised()
     }
@@ -153,7 +181,6 @@ impl Frames {
     /// The table's entry of `frame`. Cost: one compare.
     ///
     /// # Panics
-    ///
     /// If the arena has no such frame. For numbers that may be stale there is `try_frame`.
     #[inline]
     pub(crate) fn frame(&self, frame: FrameNumber) -> &Frame {
@@ -169,7 +196,6 @@ impl Frames {
     /// The frame whose entry `entry` is.
     ///
     /// # Panics
-    ///
     /// If it is not one of this table's.
     pub(crate) fn number(&self, entry: &Frame) -> FrameNumber {
         self.table.number(entry)
@@ -178,37 +204,45 @@ impl Frames {
     /// Where the bytes of `frame` are. Cost: one compare.
     ///
     /// # Panics
-    ///
-    /// If the arena has no such frame. For numbers that may be stale there is `try_address`.
+    /// If the arena has no such frame.
     #[inline]
     pub(crate) fn address(&self, frame: FrameNumber) -> *mut u8 {
         self.arena.address(frame)
     }
 
-    #[cfg(all(test, not(any(loom, shuttle))))]
-    /// Where the bytes of `frame` are, or nothing if the arena has no such frame. For readers that
-    /// hold nothing: even for a number computed from words that were changing, the result is memory
-    /// of this arena or nothing.
-    #[inline]
-    pub(crate) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
-        self.arena.try_address(frame)
+    // ---- allocating ----
+
+    /// Changes what is free, under the mutex.
+    fn change<T>(&self, change: impl FnOnce(&mut Lists, Ground<'_>) -> T) -> T {
+        let mut lists = self.lists.lock();
+        let on = Ground { table: &self.table, runs: &self.runs };
+        let done = change(&mut lists, on);
+        // A block freed twice, or one that overlaps another, adds up to more frames than there are.
+        let managed = self.frames() - self.runs.table_frames();
+        let known = lists.free_frames + lists.free_hollow + lists.held_frames();
+        assert!(known <= managed, "{known} frames are free of {managed} that there are");
+        // Relaxed, both: pair with nothing; stores are in the mutex's order, so the copies never go
+        // back to older numbers.
+        self.free_frames.store(lists.free_frames, Ordering::Relaxed);
+        self.free_hollow.store(lists.free_hollow, Ordering::Relaxed);
+        done
     }
 
-    /// Takes a folio of exactly `order`. Its count is 1 and belongs to the caller; its version is
-    /// odd, its mapping [`MAPPING_NONE`], and its bytes are unspecified.
-    ///
-    /// Returns nothing when no free block is large enough; then [`Frames::alloc_at_most`] may
-    /// still find a smaller one. Cost: one mutex, and a split for each order that is missing.
+    /// Takes a folio of exactly `order`, from a movable run if one has it. Its count is 1 and belongs
+    /// to the caller; its version is odd, its mapping [`MAPPING_NONE`], and its bytes are unspecified.
+    /// Nothing if no free block is large enough. Cost: one mutex, and a split for each order that is
+    /// missing.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
-        let head = self.buddy.take(&self.table, order)?;
+        let head =
+            self.change(|lists, on| FOR_ALL.iter().find_map(|&kind| lists.take(on, order, kind)))?;
         Some(self.hand_out(head, order))
     }
 
     /// Takes the largest folio available, of `order` or smaller; otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
-        let (head, order) = self.buddy.take_at_most(&self.table, order)?;
+        let (head, order) = self.change(|lists, on| lists.take_at_most(on, order, &FOR_ALL))?;
         Some((self.hand_out(head, order), order))
     }
 
@@ -216,29 +250,29 @@ impl Frames {
     /// An unmovable one is for a pin: it is none of [`Self::for_nodes`].
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
-        let head = self.buddy.take_of(&self.table, order, kind)?;
+        let head = self.change(|lists, on| match kind {
+            Mobility::Unmovable => lists.take_to_pin(on, order),
+            kind => lists.take(on, order, kind),
+        })?;
         Some(self.hand_out(head, order))
     }
 
     /// Takes the lowest free one of these frames of an unmovable run; otherwise as `alloc`.
     #[must_use = "the frame would be lost to the budget"]
     pub(crate) fn alloc_lowest(&self, frames: Range<u32>) -> Option<FrameNumber> {
-        let head = self.buddy.take_lowest(&self.table, frames)?;
+        let head = self.change(|lists, on| lists.take_lowest(on, frames))?;
         Some(self.hand_out(head, Order::MIN))
     }
 
-    /// Takes the largest folio available, of `wish` or smaller, and gives its memory back to the
-    /// system: the caller has other memory in its place until it frees the folio. Otherwise as
-    /// `alloc_at_most`.
-    ///
-    /// Cost: two mutexes and a madvise(2).
+    /// Takes a folio as `alloc_at_most` does, and gives its memory back to the system: the caller has
+    /// other memory in its place until it frees the folio. Cost: two mutexes and a madvise(2).
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
-        let (head, order) = self.buddy.take_at_most(&self.table, wish)?;
+        let (head, order) = self.change(|lists, on| lists.take_at_most(on, wish, &FOR_ALL))?;
         // SAFETY: the folio is on no list, so it is this thread's; a reader that has found an
         // earlier one there loads by racing loads, and notices by the version.
         if unsafe { self.arena.give_back(head, order) }.is_err() {
-            self.buddy.give(&self.table, head, order);
+            self.free(head, order);
             return None;
         }
         self.frame(head).hand_out(order); // and nothing of it is touched
@@ -250,6 +284,28 @@ impl Frames {
         self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         head
+    }
+
+    // ---- freeing ----
+
+    /// Gives back the 2^order frames from `head` on. They need not be the result of one `alloc`:
+    /// they may be part of a folio that was split, or several folios that form one block.
+    ///
+    /// Only the caller can reach the folio: it froze the count, or its `put` was the last; the
+    /// folio is out of every index and off every queue; its version is odd. The count stays frozen
+    /// from here until `alloc` sets it.
+    ///
+    /// # Panics
+    /// If the head is not frozen, its version is even, or it is still linked; if the frames are
+    /// the table's, unaligned, beyond the arena, or free already (a block that lies inside a
+    /// larger free block is noticed in debug builds).
+    pub(crate) fn free(&self, head: FrameNumber, order: Order) {
+        assert!(head.is_aligned(order), "{head:?} is freed with {order:?}, but is not aligned");
+        let end = u64::from(head.0) + u64::from(order.frames());
+        let inside = self.runs.table_frames() <= head.0 && end <= u64::from(self.frames());
+        assert!(inside, "{head:?} with {order:?} is freed, but is not all of it the arena's");
+        self.frame(head).assert_freeable(head);
+        self.change(|lists, on| lists.give(on, head, order));
     }
 
     /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one or
@@ -279,96 +335,101 @@ impl Frames {
         Some(kept)
     }
 
-    /// Makes one more run unmovable: the movable one with the largest free block, if that is at
-    /// least of `order`. Its folios stay until their frames are needed.
-    pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
-        self.buddy.claim(&self.table, order)
-    }
-
-    /// Makes the run that `frame` lies in unmovable; the same.
-    pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
-        self.buddy.claim_at(&self.table, frame);
-    }
-
-    /// The frames behind the table that pins leave to index nodes.
-    pub(crate) fn for_nodes(&self) -> Range<u32> {
-        self.buddy.runs().for_nodes()
-    }
-
-    /// The other frames of the unmovable runs, a run each: first those of the runs that are never
-    /// whole, then from the lowest on.
-    pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
-        self.buddy.runs().unmovable()
-    }
-
-    /// Whether `frame` lies in a hollow run; as [`Self::is_movable`].
-    pub(crate) fn is_hollow(&self, frame: FrameNumber) -> bool {
-        self.buddy.runs().is_hollow(frame)
-    }
-
-    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is smaller
-    /// than the run. `mobility` says when the result is valid without the mutex.
-    #[inline]
-    pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
-        self.buddy.runs().is_movable(frame)
-    }
-
-    /// Marks `frame` as one that no pin may stay in.
-    #[cfg(all(test, loom))]
-    pub(crate) fn set_splinter(&self, frame: FrameNumber) {
-        self.buddy.runs().set_splinter(frame);
-    }
-
-    /// Gives back the 2^order frames from `head` on. They need not be the result of one `alloc`:
-    /// they may be part of a folio that was split, or several folios that form one block.
-    ///
-    /// Only the caller can reach the folio: it froze the count, or its `put` was the last; the
-    /// folio is out of every index and off every queue; its version is odd. The count stays frozen
-    /// from here until `alloc` sets it.
-    ///
-    /// # Panics
-    ///
-    /// If the head is not frozen, its version is even, or it is still linked; if the frames are
-    /// the table's, unaligned, beyond the arena, or free already (a block that lies inside a
-    /// larger free block is noticed in debug builds).
-    pub(crate) fn free(&self, head: FrameNumber, order: Order) {
-        self.buddy.give(&self.table, head, order);
-    }
+    // ---- looking ----
 
     /// Free frames of the arena, without the mutex: exact at some moment during the call. Cost: one
     /// load.
     pub(crate) fn free_frames(&self) -> u32 {
-        self.buddy.free_frames()
+        // Relaxed: a number to decide by, which publishes nothing; see `change`.
+        self.free_frames.load(Ordering::Relaxed)
     }
 
     /// What is free, in which sizes. Cost: the mutex.
     pub(crate) fn stats(&self) -> FrameStats {
-        self.buddy.stats(&self.table)
-    }
-
-    /// The heads of the aligned 2 MiB runs in which every frame can be data.
-    pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
-        self.buddy.runs().whole()
-    }
-
-    /// One of them, counted round and round; `None` if there are none.
-    pub(crate) fn whole_run(&self, nth: u32) -> Option<FrameNumber> {
-        self.buddy.runs().nth_whole(nth)
+        let lists = self.lists.lock();
+        FrameStats {
+            total_frames: self.frames(),
+            table_frames: self.runs.table_frames(),
+            free_frames: lists.free_frames,
+            free_hollow: lists.free_hollow,
+            held_frames: lists.held_frames(),
+            free_blocks: std::array::from_fn(|order| {
+                FOR_ALL.iter().map(|&kind| lists.blocks(kind, order)).sum()
+            }),
+        }
     }
 
     /// Whether there is a free block for a folio of `order` at this moment. Cost: the mutex.
     pub(crate) fn has_free(&self, order: Order) -> bool {
-        self.buddy.has_free(order)
+        let lists = self.lists.lock();
+        FOR_ALL.iter().any(|&kind| lists.has(kind, order))
     }
 
     /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
     /// entries are walked.
     ///
     /// # Panics
-    ///
     /// If no run begins at `run`.
     pub(crate) fn free_in(&self, run: FrameNumber) -> RunMap {
-        self.buddy.free_in(&self.table, run)
+        assert!(run.is_aligned(Order::MAX) && run.0 < self.frames(), "{run:?} starts no run");
+        let _lists = self.lists.lock();
+        buddy::free_in(&self.table, run)
+    }
+
+    // ---- runs ----
+
+    /// Makes one more run unmovable: the movable one with the largest free block, if that is at
+    /// least of `order`. Its folios stay until their frames are needed.
+    pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
+        self.change(|lists, on| lists.claim_any(on, order))
+    }
+
+    /// Makes the run that `frame` lies in unmovable, if it is movable; as [`Self::claim_run`].
+    pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
+        self.change(|lists, on| {
+            if on.runs.kind(frame) == Mobility::Movable {
+                lists.claim(on, frame.align_down(Order::MAX));
+            }
+        });
+    }
+
+    /// The frames behind the table that pins leave to index nodes.
+    pub(crate) fn for_nodes(&self) -> Range<u32> {
+        self.runs.for_nodes()
+    }
+
+    /// The other frames of the unmovable runs, a run each: first those of the runs that are never
+    /// whole, then from the lowest on.
+    pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        self.runs.unmovable()
+    }
+
+    /// Whether `frame` lies in a hollow run; as [`Self::is_movable`].
+    pub(crate) fn is_hollow(&self, frame: FrameNumber) -> bool {
+        self.runs.is_hollow(frame)
+    }
+
+    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is smaller
+    /// than the run. `mobility` says when the result is valid without the mutex.
+    #[inline]
+    pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
+        self.runs.is_movable(frame)
+    }
+
+    /// Marks `frame` as one that no pin may stay in.
+    #[cfg(all(test, loom))]
+    pub(crate) fn set_splinter(&self, frame: FrameNumber) {
+        self.runs.set_splinter(frame);
+    }
+
+    /// The heads of the aligned 2 MiB runs in which every frame can be data.
+    pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        self.runs.whole()
+    }
+
+    /// One of them, counted round and round; `None` if there are none.
+    pub(crate) fn whole_run(&self, nth: u32) -> Option<FrameNumber> {
+        self.runs.nth_whole(nth)
     }
 
     /// Takes all free frames of a run off the free lists, so that the run can be emptied. Frames
@@ -376,12 +437,13 @@ impl Frames {
     /// dropped. Nothing if a run is held already: there is one at a time.
     ///
     /// # Panics
-    ///
     /// If `run` is not one of `whole_runs`.
     #[must_use = "dropping it gives the frames back at once"]
     pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
+        let whole = self.runs.is_whole(run);
+        assert!(whole, "{run:?} does not start a 2 MiB run in which all frames can be data");
         // Not `then_some`: that would make a `HeldRun` to throw away, whose drop ends the hold.
-        self.buddy.hold(&self.table, run).then(|| HeldRun { frames: self, run })
+        self.change(|lists, on| lists.hold(on, run)).then(|| HeldRun { frames: self, run })
     }
 }
 
@@ -397,28 +459,21 @@ pub(crate) struct HeldRun<'a> {
 }
 
 impl<'a> HeldRun<'a> {
-    #[cfg(all(test, not(any(loom, shuttle))))]
-    /// The first frame of the run.
-    pub(crate) fn run(&self) -> FrameNumber {
-        self.run
-    }
-
     /// Which frames are held, that is, empty.
     pub(crate) fn held(&self) -> RunMap {
-        self.frames.buddy.held(self.run)
+        self.frames.lists.lock().held_map(self.run)
     }
 
     /// Turns the run, if all of it is held, into one folio of [`Order::MAX`], as `alloc` would
     /// have handed it out.
     ///
     /// # Errors
-    ///
     /// The run itself, when some of it is still in use.
     pub(crate) fn into_folio(self) -> Result<FrameNumber, HeldRun<'a>> {
-        if !self.frames.buddy.claim_held(self.run) {
+        let (frames, head) = (self.frames, self.run);
+        if !frames.change(|lists, on| lists.claim_held(on, head)) {
             return Err(self);
         }
-        let (frames, head) = (self.frames, self.run);
         // The hold has ended and the frames are the caller's: there is nothing to give back.
         std::mem::forget(self);
         Ok(frames.hand_out(head, Order::MAX))
@@ -427,6 +482,6 @@ impl<'a> HeldRun<'a> {
 
 impl Drop for HeldRun<'_> {
     fn drop(&mut self) {
-        self.frames.buddy.release_held(&self.frames.table, self.run);
+        self.frames.change(|lists, on| lists.release_held(on, self.run));
     }
 }

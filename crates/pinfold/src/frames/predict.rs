@@ -1,9 +1,6 @@
-//! Predicts the address of a page's bytes, so that they are fetched while the entry still is.
-//!
-//! The address of a page's bytes depends on its folio's entry, so two cache misses would follow one
-//! another: the entry's and the bytes'. But the entry's value can mostly be predicted. A processor
-//! predicts branches, not data: if a branch compares the prediction with the entry, the processor
-//! fetches the bytes while it waits for the entry.
+//! Predicts the address of a page's bytes, which depends on its folio's entry: two cache misses would
+//! follow one another. A processor predicts branches, not data: if a branch compares a prediction
+//! with the entry, it fetches the bytes while it waits for the entry.
 
 use std::arch::asm;
 
@@ -17,8 +14,7 @@ pub(crate) fn predicted(from: *mut u8, at: usize, prediction: usize) -> *mut u8 
     address
 }
 
-/// The same address, with its origin hidden from the compiler. Otherwise the compiler, which knows
-/// that `at` and `prediction` are equal in one branch, would merge the two branches.
+/// The same address, with its origin hidden from the compiler, which would merge the two branches.
 #[inline(always)]
 fn hidden(mut address: *mut u8) -> *mut u8 {
     // SAFETY: the assembly is empty.

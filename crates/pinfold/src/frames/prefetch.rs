@@ -1,7 +1,5 @@
-//! Asks the processor for memory that will soon be read.
-//!
-//! A prefetch is a hint: it reads nothing into a register, waits for nothing, and has no effect
-//! that a program can see but on time. So it may name any address.
+//! Asks the processor for memory that will soon be read. A hint: it waits for nothing, and has no
+//! effect that a program can see but on time, so it may name any address.
 
 /// Asks for the line of the processor's caches in which `address` lies.
 #[inline(always)]

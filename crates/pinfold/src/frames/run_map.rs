@@ -28,7 +28,6 @@ impl RunMap {
     /// Adds the block of `order` at `offset`.
     ///
     /// # Panics
-    ///
     /// If some of it is in the set already.
     pub(super) fn insert(&mut self, offset: u32, order: Order) {
         debug_assert!(FrameNumber(offset).is_aligned(order));
@@ -40,15 +39,5 @@ impl RunMap {
             assert!(*word & mask == 0, "frames of a held run are freed twice");
             *word |= mask;
         }
-    }
-
-    /// The first frame at or after `offset` that is in the set, or the end of the run.
-    pub(super) fn next_member(&self, offset: u32) -> u32 {
-        (offset..RunMap::FRAMES).find(|&at| self.contains(at)).unwrap_or(RunMap::FRAMES)
-    }
-
-    /// The first frame at or after `offset` that is not in the set, or the end of the run.
-    pub(super) fn next_gap(&self, offset: u32) -> u32 {
-        (offset..RunMap::FRAMES).find(|&at| !self.contains(at)).unwrap_or(RunMap::FRAMES)
     }
 }

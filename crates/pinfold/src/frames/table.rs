@@ -1,13 +1,9 @@
 //! The frame table: one entry for each frame of the arena, in the arena's own first frames, and
 //! the ghosts behind it.
 //!
-//! What belongs here: putting the entries there, and finding the one of a frame. What does not:
-//! what an entry says (`entry`).
-//!
-//! The entries take 64 bytes of each 4096, 1.57 % of the budget, and the lines of ghosts
-//! (`pinfold_policy::Ghosts`) 8, 0.2 %. Their frames have entries too, which say frozen and odd for
-//! ever. They lie in the frames' order, with gaps: see
-//! [`entry_at`].
+//! Here: putting the entries there, and finding the one of a frame. Not here: what an entry says
+//! (`entry`). The entries take 64 bytes of each 4096, 1.57 % of the budget, and the lines of ghosts
+//! (`pinfold_policy::Ghosts`) 8, 0.2 %. They lie in the frames' order, with gaps: see [`entry_at`].
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -53,7 +49,6 @@ impl Table {
         Table { entries, frames }
     }
 
-    /// How many frames the table describes.
     #[inline]
     pub(super) fn frames(&self) -> u32 {
         self.frames
@@ -107,7 +102,6 @@ impl Table {
         Table { entries, ghosts, frames }
     }
 
-    /// How many frames the table describes.
     pub(super) fn frames(&self) -> u32 {
         self.frames
     }
@@ -129,7 +123,7 @@ impl Table {
 /// Entries in a page of the table.
 const PAGE_ENTRIES: usize = PAGE_BYTES / 64;
 
-/// log2 of the frames after which the table has an unused entry: those of the largest folio.
+/// After so many frames (log2), those of the largest folio, the table has an unused entry.
 const GAP_SHIFT: u32 = Order::MAX.get() as u32;
 
 const _: () = assert!(FRAMES_MAX.leading_zeros() > 0, "`entry_at` would overflow");

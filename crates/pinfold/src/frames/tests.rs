@@ -10,6 +10,19 @@ use crate::base::mutant::{self, Mutant};
 
 const TEST_FRAMES: u32 = 3 * 512 + 77;
 
+impl FrameStats {
+    /// Frames that are folios: neither free, nor held, nor the table's.
+    fn used_frames(&self) -> u32 {
+        let free = self.free_frames + self.free_hollow;
+        self.total_frames - self.table_frames - free - self.held_frames
+    }
+
+    /// Frames in free blocks of exactly `order`.
+    fn free_frames_of(&self, order: Order) -> u32 {
+        self.free_blocks[usize::from(order.get())] << order.get()
+    }
+}
+
 fn open(frames: u32) -> Frames {
     Frames::open(u64::from(frames) << PAGE_SHIFT).expect("memory for a test")
 }
@@ -221,7 +234,7 @@ fn a_run_is_emptied_while_its_frames_are_out_of_reach() {
 
     let held = frames.take_free_in(run).expect("none is held");
     assert!(frames.take_free_in(run).is_none(), "one at a time");
-    assert_eq!((held.run(), held.held().len()), (run, 1));
+    assert_eq!((held.run, held.held().len()), (run, 1));
     assert_eq!(frames.alloc(Order::MIN), None, "what is held is not free");
     for &frame in &inside[1..] {
         put_and_free(&frames, frame, Order::MIN);
@@ -262,10 +275,11 @@ fn a_run_that_is_not_empty_is_given_back() {
 /// Whether a run stays as it is that somebody has taken to make it hollow, and which is held since.
 fn stays_what_it_is(mutant: Option<Mutant>) -> bool {
     let frames = open(TEST_FRAMES);
-    let run = frames.buddy.take_run(&frames.table).expect("all runs are free");
+    let run = frames.change(|lists, on| lists.take(on, Order::MAX, Mobility::Movable));
+    let run = run.expect("all runs are free");
     let held = frames.take_free_in(run).expect("none is held");
     assert_eq!(held.held().len(), 0);
-    mutant::with(mutant, || frames.buddy.hollow_out(&frames.table, run));
+    mutant::with(mutant, || frames.hollow_out(run));
     if frames.is_hollow(run) {
         return false;
     }
@@ -293,10 +307,10 @@ fn numbers_beyond_the_arena_lead_to_nothing() {
     let frames = open(FRAMES_MIN);
     for n in [FRAMES_MIN, 1 << 30, u32::MAX] {
         assert!(frames.try_frame(FrameNumber(n)).is_none());
-        assert!(frames.try_address(FrameNumber(n)).is_none());
+        assert!(frames.arena.try_address(FrameNumber(n)).is_none());
     }
     let wrapped = FrameNumber(u32::MAX).after(511);
-    assert!(frames.try_address(wrapped).is_none(), "{wrapped:?}");
+    assert!(frames.arena.try_address(wrapped).is_none(), "{wrapped:?}");
 }
 
 #[test]
@@ -482,7 +496,7 @@ impl<'a> Checked<'a> {
 
     fn free(&mut self, (head, order): (FrameNumber, Order)) {
         put_and_free(self.frames, head, order);
-        let held = self.hold.as_ref().is_some_and(|hold| hold.run() == head.align_down(Order::MAX));
+        let held = self.hold.as_ref().is_some_and(|hold| hold.run == head.align_down(Order::MAX));
         let to = if held { &mut self.held } else { &mut self.free };
         to.extend(head.0..head.0 + order.frames());
     }

@@ -20,17 +20,14 @@ pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
 /// The largest budget that opens, in bytes: 4 TiB.
 pub(crate) const BUDGET_MAX_BYTES: u64 = (FRAMES_MAX as u64) << PAGE_SHIFT;
 
-/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it.
-///
-/// Any `u32` is a `FrameNumber`; its use checks whether the arena has that frame.
+/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it. Any `u32` is
+/// one; its use checks whether the arena has that frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FrameNumber(pub(crate) u32);
 
 impl FrameNumber {
-    /// The frame `frames` after this one.
-    ///
-    /// Wraps instead of panicking: a racing reader may add arbitrary numbers, and the bounds check
-    /// where it uses the sum stops it.
+    /// The frame `frames` after this one. Wraps: a racing reader may add arbitrary numbers, and the
+    /// bounds check where it uses the sum stops it.
     pub(crate) const fn after(self, frames: u32) -> Self {
         FrameNumber(self.0.wrapping_add(frames))
     }

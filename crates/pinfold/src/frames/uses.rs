@@ -1,7 +1,5 @@
-//! How often a folio was used lately, and in which of its parts.
-//!
-//! Here: the hints that readers leave in the entry for the policy. Not here: what follows from them
-//! (`pinfold_policy`, `reclaim/parts.rs`).
+//! How often a folio was used lately, and in which of its parts: hints that readers leave in the
+//! entry for the policy. What follows from them is in `pinfold_policy` and `reclaim/parts.rs`.
 //!
 //! # The word `uses`
 //!
@@ -13,11 +11,10 @@
 //! | 7, [`SETTLED`] | readers have nothing more to note: the uses are at their maximum, and the folio was used all over, or has one page |
 //!
 //! `touched` has a bit for each *part* of a large folio: a page, or a 64th of the folio. It is 0 as
-//! long as nothing is known of parts.
-//!
-//! The first read of a part is what the part was brought for, and no use. Before the first use, the
-//! bit of a part of several pages stands for one of its pages, at another place in each part: so
-//! whoever reads one page of each part has few bits. From the first use on it stands for any page.
+//! long as nothing is known of parts. The first read of a part is what the part was brought for, and
+//! no use. Before the first use, the bit of a part of several pages stands for one of its pages, at
+//! another place in each part: so whoever reads one page of each part has few bits. From the first
+//! use on it stands for any page.
 
 use std::ops::Range;
 
@@ -29,11 +26,9 @@ use crate::base::sync::Ordering;
 /// The maximum of the two-bit count of uses.
 pub(crate) const USES_MAX: u8 = 3;
 
-/// Of `uses`: the folio has been read, but maybe not all of it since it was brought.
+// Of `uses`, see the head of the file.
 const FIRST: u8 = 1 << 5;
-/// Of `uses`: nobody has read the folio since it was brought.
 const FRESH: u8 = 1 << 6;
-/// Of `uses`: readers have nothing more to note.
 const SETTLED: u8 = 1 << 7;
 
 /// Log2 of the parts of a large folio whose uses are told apart: at least a page each.
@@ -42,7 +37,7 @@ const PARTS_BITS: u8 = 6;
 impl Frame {
     /// The folio was brought just now: the first read of it is what it was brought for, and no use.
     pub(crate) fn set_fresh(&self) {
-        // Relaxed, here and below: nothing is published by a hint.
+        // Relaxed, as all loads and stores here: nothing is published by a hint.
         self.uses.store(FRESH, Ordering::Relaxed);
     }
 
@@ -77,8 +72,7 @@ impl Frame {
     /// folio or read on in this one. Once all that is read was read before, each time that a thread
     /// comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are used. A
     /// folio that is used all the time, and in all parts, costs its readers one load and no store.
-    /// Two readers at once may count as one, and a stale reader may count a use of the folio that is
-    /// in the frame now: it is a hint.
+    /// Two readers at once may count as one, and a stale reader may count for another folio.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {
@@ -87,11 +81,9 @@ impl Frame {
         }
     }
 
-    /// Whether the entry says already what this read would add: so it is of a thread that reads on
-    /// in a page, and of a folio whose hot parts are known.
+    /// Whether the entry says already what this read would add.
     #[inline]
     fn is_noted(&self, came: bool, at: usize, bytes: usize) -> bool {
-        // Relaxed, both: hints.
         let uses = self.uses.load(Ordering::Relaxed);
         if uses & FRESH != 0 || came && uses & USES_MAX < USES_MAX {
             return false;
@@ -134,7 +126,6 @@ impl Frame {
 
     /// Takes over what is known of the uses of `other`, a folio of the same order.
     pub(crate) fn set_uses_of(&self, other: &Frame) {
-        // Relaxed, all: hints.
         self.touched.store(other.touched.load(Ordering::Relaxed), Ordering::Relaxed);
         self.uses.store(other.uses.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -164,7 +155,6 @@ impl Frame {
     /// Whether readers have nothing more to note.
     #[inline(always)]
     pub(crate) fn is_used_most(&self) -> bool {
-        // Relaxed: a hint.
         self.uses.load(Ordering::Relaxed) >= SETTLED
     }
 
@@ -178,7 +168,6 @@ impl Frame {
     #[inline]
     pub(crate) fn set_uses(&self, uses: u8) {
         let settled = if uses >= USES_MAX && self.order() == Order::MIN { SETTLED } else { 0 };
-        // Relaxed, both: hints.
         self.touched.store(0, Ordering::Relaxed);
         self.uses.store(uses.min(USES_MAX) | settled, Ordering::Relaxed);
     }

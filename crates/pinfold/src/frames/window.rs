@@ -1,7 +1,5 @@
-//! The address and size of the arena, as a handle keeps them for reads that hold nothing.
-//!
-//! It lies in the handle with everything else that a hit needs; through `Frames` it would take
-//! another load.
+//! The address and size of the arena, as a handle keeps them for reads that hold nothing: beside all
+//! else that a hit needs, where `Frames` would take another load.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -42,15 +40,8 @@ impl Window {
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
         mutant::pause();
-        if frame.0 >= self.frames {
-            return None;
-        }
-        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in
-        // it.
-        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0)) };
-        // SAFETY: as above, and it lives as long as the window is used.
-        let entry = unsafe { entry.as_ref() };
-        Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
+        // SAFETY: checked before.
+        (frame.0 < self.frames).then(|| unsafe { self.at(frame.0) })
     }
 
     /// As [`Self::try_both`], but of frame 0 if the arena has no such frame. That is the table's
@@ -58,8 +49,15 @@ impl Window {
     #[inline(always)]
     pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         mutant::pause();
-        let frame = if frame.0 < self.frames { frame.0 } else { 0 };
-        // SAFETY: as in `try_both`; and an arena has a frame.
+        // SAFETY: an arena has a frame 0.
+        unsafe { self.at(if frame.0 < self.frames { frame.0 } else { 0 }) }
+    }
+
+    /// # Safety
+    /// The arena has that frame.
+    #[inline(always)]
+    unsafe fn at(&self, frame: u32) -> (&Frame, *mut u8) {
+        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in it.
         let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame)) };
         // SAFETY: as above, and it lives as long as the window is used.
         let entry = unsafe { entry.as_ref() };

@@ -1,7 +1,6 @@
 //! The table of ghosts: which pages were evicted, and when, as far as it can matter.
 //!
-//! Here: a fixed table that the caller places, in the cache behind the frame table, and its one
-//! rule. Not here: what follows from an entry's age (`shadow.rs`, `s3fifo.rs`).
+//! The caller places it: the cache, behind the frame table.
 //!
 //! An entry is a *fingerprint* of the page, 16 bits, and its shadow, 16 bits. Sixteen of them are a
 //! *line*, which is one of the processor's. A page belongs to one line, so a look-up costs one line

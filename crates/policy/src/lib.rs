@@ -1,10 +1,10 @@
-//! Which folio to evict: the replacement policies of the Pinfold page cache.
+//! Which folio to evict: the replacement policy of the Pinfold page cache.
 //!
-//! What belongs here: the order in which resident folios are offered for eviction, and the decision
-//! whether a folio that comes back was evicted too early. What does not: locks, atomics, freezing,
-//! memory. The caller keeps the table of folios and passes it in through [`Residents`]. So the
-//! cache (ids are frame numbers, fields are in the frame table) and the simulator (ids are pages of
-//! a trace, fields are in a `Vec`) run the same code.
+//! Here: the order in which resident folios are offered for eviction, and the decision whether a
+//! folio that comes back was evicted too early. Not here: locks, atomics, freezing, memory. The
+//! caller keeps the table of folios and passes it in through [`Residents`]. So the cache (ids are
+//! frame numbers, fields are in the frame table) and the simulator (ids are pages of a trace, fields
+//! are in a `Vec`) run the same code.
 //!
 //! A hit calls nothing here: a reader raises the folio's use count in the table, and only while it
 //! is below [`USES_MAX`]. Queues are touched on insert and on eviction.
@@ -12,7 +12,7 @@
 //! One eviction, as the caller performs it:
 //!
 //! ```
-//! use pinfold_policy::{Answer, Policy, PolicyState, S3Fifo, Sweep, Table};
+//! use pinfold_policy::{Answer, S3Fifo, Sweep, Table};
 //!
 //! let mut table = Table::new(100);
 //! let mut policy = S3Fifo::new(64);
@@ -29,9 +29,7 @@
 //! assert_eq!(policy.usage().main.folios, 1);
 //! ```
 //!
-//! # Invariants of the queues
-//!
-//! Between two calls, for every policy in this crate:
+//! # Invariants of the queues, between two calls
 //!
 //! 1. A folio whose place is `Queued(q)` is in list `q` exactly once, and in no other list. A folio
 //!    whose place is `Out` or `Offered(_)` is in no list.
@@ -39,27 +37,21 @@
 //!    `offered` likewise over the folios whose place is `Offered(_)`.
 //! 3. Head and tail are both [`NONE`] or both a member; `prev` of the head and `next` of the tail
 //!    are [`NONE`]; `prev` and `next` of neighbours name each other.
-//! 4. A folio's weight changes only inside [`Policy::split`].
+//! 4. A folio's weight changes only inside [`S3Fifo::split`].
 //! 5. A queue's order is the order of arrival in it.
 //!
-//! Inside `List::link` and `List::unlink` they are broken for a moment. Those take no callbacks,
-//! so no caller sees it. `tests/model.rs` checks all five after every operation against two
-//! `VecDeque`s.
+//! `tests/model.rs` checks all five after every operation against two `VecDeque`s.
 
-mod clock;
 mod ghosts;
-mod policy;
 mod queues;
 mod residents;
 mod s3fifo;
 mod shadow;
 mod sweep;
 
-pub use clock::Clock;
 pub use ghosts::{GhostLine, Ghosts};
-pub use policy::{Policy, PolicyState};
 pub use queues::{Usage, Weight};
 pub use residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents, Table, USES_MAX};
 pub use s3fifo::{S3Fifo, S3FifoOptions};
 pub use shadow::{SHADOW_BITS, Shadow};
-pub use sweep::{Answer, GaveUp, GaveUpReason, Sweep, SweepCounts};
+pub use sweep::{Answer, Sweep, SweepCounts};

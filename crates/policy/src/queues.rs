@@ -1,10 +1,10 @@
 //! The queues themselves: intrusive lists through the caller's table, and every move between them.
 //!
-//! Here: linking, unlinking, weights, places; the invariants at the crate's head are kept here. Not
-//! here: which queue to take from, and which folio to spare (`s3fifo.rs`, `clock.rs`).
+//! The invariants at the crate's head are kept here. Not here: which queue to take from, and which
+//! folio to spare (`s3fifo.rs`).
 
 use crate::residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents};
-use crate::sweep::{GaveUpReason, Sweep};
+use crate::sweep::Sweep;
 
 /// A number of folios and their sum of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl List {
     const EMPTY: Self = Self { head: NONE, tail: NONE, weight: Weight { folios: 0, pages: 0 } };
 
     /// Puts `id` between two neighbours, either of which may be the end.
-    fn link<R: Residents + ?Sized>(&mut self, r: &mut R, prev: Id, id: Id, next: Id) {
+    fn link<R: Residents>(&mut self, r: &mut R, prev: Id, id: Id, next: Id) {
         r.set_prev(id, prev);
         r.set_next(id, next);
         match prev {
@@ -74,7 +74,7 @@ impl List {
         self.weight.add(r.pages(id));
     }
 
-    fn unlink<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) {
+    fn unlink<R: Residents>(&mut self, r: &mut R, id: Id) {
         let (prev, next) = (r.prev(id), r.next(id));
         if prev == NONE {
             debug_assert_eq!(self.head, id, "a folio without predecessor is not the head");
@@ -143,7 +143,7 @@ impl Queues {
     }
 
     /// Puts a folio that is in no list at the newest end.
-    pub(crate) fn push_tail<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, queue: Queue) {
+    pub(crate) fn push_tail<R: Residents>(&mut self, r: &mut R, id: Id, queue: Queue) {
         debug_assert!(!matches!(r.place(id), Place::Queued(_)), "folio {id} is queued already");
         let list = self.list(queue);
         let tail = list.tail;
@@ -151,17 +151,8 @@ impl Queues {
         r.set_place(id, Place::Queued(queue));
     }
 
-    /// Moves the head of one queue to the newest end of another, or of the same.
-    pub(crate) fn rotate<R: Residents + ?Sized>(&mut self, r: &mut R, from: Queue, to: Queue) {
-        let id = self.head(from);
-        assert_ne!(id, NONE, "nothing to move in the {from:?} queue");
-        self.list(from).unlink(r, id);
-        r.set_place(id, Place::Out);
-        self.push_tail(r, id, to);
-    }
-
     /// Takes the head out of a queue and marks it as offered.
-    pub(crate) fn offer<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> Id {
+    pub(crate) fn offer<R: Residents>(&mut self, r: &mut R, queue: Queue) -> Id {
         let id = self.head(queue);
         assert_ne!(id, NONE, "nothing to offer in the {queue:?} queue");
         debug_assert_eq!(r.place(id), Place::Queued(queue), "the head is not in its queue");
@@ -174,7 +165,7 @@ impl Queues {
     /// Ends an offer by queueing the folio again; tells where. A folio that is not on offer (any
     /// more) is left where it is: its offer was ended by a removal, and what has the id now is
     /// another folio.
-    pub(crate) fn put_back<R: Residents + ?Sized>(
+    pub(crate) fn put_back<R: Residents>(
         &mut self,
         r: &mut R,
         id: Id,
@@ -188,7 +179,7 @@ impl Queues {
     }
 
     /// Takes a folio out of the queue or the offer that it is in; returns that queue.
-    pub(crate) fn take_off<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
+    pub(crate) fn take_off<R: Residents>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
         let queue = match r.place(id) {
             Place::Out => return None,
             Place::Queued(queue) => {
@@ -204,22 +195,8 @@ impl Queues {
         Some(queue)
     }
 
-    /// Why there is no candidate, if there is none.
-    pub(crate) fn why_nothing(&self, sweep: &Sweep) -> GaveUpReason {
-        for queue in Queue::ALL {
-            debug_assert!(!self.gives(queue, sweep), "the {queue:?} queue still has some");
-        }
-        if Queue::ALL.iter().all(|&queue| self.weight(queue).folios == 0) {
-            GaveUpReason::Empty
-        } else if sweep.counts().busy == 0 {
-            GaveUpReason::AllPinned
-        } else {
-            GaveUpReason::AllBusy
-        }
-    }
-
-    /// See [`crate::Policy::split`].
-    pub(crate) fn split<R: Residents + ?Sized>(
+    /// See [`crate::S3Fifo::split`].
+    pub(crate) fn split<R: Residents>(
         &mut self,
         r: &mut R,
         head: Id,
@@ -252,8 +229,8 @@ impl Queues {
         }
     }
 
-    /// See [`crate::Policy::replace`].
-    pub(crate) fn replace<R: Residents + ?Sized>(&mut self, r: &mut R, old: Id, new: Id) {
+    /// See [`crate::S3Fifo::replace`].
+    pub(crate) fn replace<R: Residents>(&mut self, r: &mut R, old: Id, new: Id) {
         assert_eq!(r.pages(old), r.pages(new), "folio {new} is to replace {old} of another weight");
         debug_assert_eq!(r.place(new), Place::Out, "folio {new} has a place already");
         match r.place(old) {

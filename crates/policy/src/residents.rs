@@ -1,7 +1,5 @@
-//! What a policy knows about a folio, and where that is stored.
-//!
-//! Here: the trait through which the caller lends its table, the folio's place, and a plain table
-//! for simulators and tests. Not here: any order between folios (`queues.rs`).
+//! What the policy knows about a folio: the trait through which the caller lends its table, the
+//! folio's place, and a plain table for simulators and tests.
 
 /// Identifies a folio: the cache's frame number of its head, or a simulator's page.
 pub type Id = u32;
@@ -15,7 +13,7 @@ pub const USES_MAX: u8 = 3;
 /// The heaviest folio: 2 MiB in pages of 4 KiB.
 pub const PAGES_MAX: u32 = 512;
 
-/// The queues a folio can be in. Policies that need fewer leave the others empty.
+/// The queues a folio can be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
     /// Newcomers.
@@ -75,7 +73,7 @@ impl Place {
     }
 }
 
-/// The caller's table of folios, as far as a policy is concerned.
+/// The caller's table of folios, as far as the policy is concerned.
 ///
 /// A shared table (the cache's, whose fields are atomics) implements this for `&Table`. All fields
 /// but `uses` belong to the policy: they are accessed only inside its calls, under the caller's
@@ -144,7 +142,7 @@ impl Table {
     }
 
     /// Sets a folio's weight. Only while the folio is `Out`, or right before
-    /// [`crate::Policy::split`].
+    /// [`crate::S3Fifo::split`].
     ///
     /// # Panics
     /// If `pages` is not in `1..=PAGES_MAX`.

@@ -1,27 +1,23 @@
 //! The policy of the cache: S3-FIFO-shaped.
 //!
 //! Here: which queue gives the next candidate, which folios are spared, and which queue a returning
-//! folio enters. Not here: the walk that asks for it (`policy.rs`), linking (`queues.rs`), effort
-//! (`sweep.rs`), the ghosts' clock (`shadow.rs`).
+//! folio enters. Not here: linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock
+//! (`shadow.rs`).
 //!
 //! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
 //! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the
 //! space for newcomers; at its end a newcomer that was hit more than once moves to the main queue
 //! and loses its count, any other is evicted and remembered; a remembered one that comes back goes
 //! to main at once; main spares what was hit since, one count a time; counts stop at 3; the memory
-//! is as long as main. (The authors' simulator, libCacheSim, has the same defaults: small 0.10,
-//! ghost 0.90, threshold 2.)
+//! is as long as main.
 //!
 //! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
-//! ghosts are fingerprints with the time of eviction (`ghosts.rs`, `shadow.rs`). One call spares no more than
-//! `reprieves_max` folios, then offers the next whatever its count, so that a caller's stall is
-//! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages (a
-//! new cache, a budget raised, a large file dropped) newcomers that do not fit in small go to main;
-//! else small would spread over the whole cache and keep it, and a loop longer than the cache would
-//! find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.) The
-//! share is below what main has in a full cache, so that the pages which reclaim keeps free between
-//! its watermarks do not count as lacking. Pinned folios are offered, too, and the caller answers
-//! that they are pinned.
+//! ghosts are fingerprints with the time of eviction. One call spares no more than `reprieves_max`
+//! folios, then offers the next whatever its count, so that a caller's stall is bounded however hot
+//! the cache is. What main evicts leaves a ghost too. While main lacks pages (a new cache, a large
+//! file dropped) newcomers that do not fit in small go to main; else small would spread over the
+//! whole cache and keep it, and a loop longer than the cache would find a FIFO and never hit. Pinned
+//! folios are offered, too, and the caller answers that they are pinned.
 //!
 //! Which queue gives, in this order, of those that still have a folio that did not refuse this
 //! sweep (`sweep.rs`):
@@ -31,11 +27,10 @@
 //!
 //! What is busy goes back to its queue; what is pinned in small moves to main.
 
-use crate::policy::{PolicyState, Rules};
 use crate::queues::{Queues, Usage};
-use crate::residents::{Queue, Residents, USES_MAX};
+use crate::residents::{Id, Place, Queue, Residents, USES_MAX};
 use crate::shadow::{GhostClock, Shadow};
-use crate::sweep::Sweep;
+use crate::sweep::{Answer, Sweep};
 
 /// The options of [`S3Fifo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +65,10 @@ impl Default for S3FifoOptions {
     }
 }
 
-/// The S3-FIFO-shaped policy. See the module's head.
+/// The policy. See the module's head.
+///
+/// Not thread-safe by itself: one caller at a time. A call touches a few table entries;
+/// [`next_victim`](Self::next_victim) looks at no more folios than the sweep's effort allows.
 #[derive(Debug)]
 pub struct S3Fifo {
     options: S3FifoOptions,
@@ -104,46 +102,51 @@ impl S3Fifo {
         }
     }
 
-    /// Whether small has its share and main does not.
-    fn main_lacks(&self) -> bool {
-        self.queues.weight(Queue::Small).pages >= self.small_target_pages
-            && self.queues.weight(Queue::Main).pages < self.main_fill_pages
-    }
-}
-
-impl PolicyState for S3Fifo {
-    fn name(&self) -> &'static str {
-        "s3fifo"
-    }
-
-    fn is_recent(&self, shadow: Shadow) -> bool {
+    /// Whether a folio with this shadow was evicted recently.
+    pub fn is_recent(&self, shadow: Shadow) -> bool {
         self.ghosts.is_recent(shadow)
     }
 
-    fn usage(&self) -> Usage {
+    /// The folios that the policy holds.
+    pub fn usage(&self) -> Usage {
         self.queues.usage()
     }
-}
 
-impl Rules for S3Fifo {
-    fn queues(&mut self) -> &mut Queues {
-        &mut self.queues
+    /// Inserts a folio, and sets its use count to 0: the first read of a folio that a reader waited
+    /// for is not a use, and the caller does not raise the count for it. `shadow` is what
+    /// was left of it, if it was evicted before.
+    ///
+    /// # Panics
+    /// In debug builds if the folio's place is not `Out`.
+    pub fn insert<R: Residents>(&mut self, r: &mut R, id: Id, shadow: Option<Shadow>) {
+        let returned = shadow.is_some_and(|shadow| self.is_recent(shadow));
+        let main_lacks = self.queues.weight(Queue::Small).pages >= self.small_target_pages
+            && self.queues.weight(Queue::Main).pages < self.main_fill_pages;
+        r.set_uses(id, 0);
+        let queue = if returned || main_lacks { Queue::Main } else { Queue::Small };
+        self.queues.push_tail(r, id, queue);
     }
 
-    fn enters(&self, shadow: Option<Shadow>) -> Queue {
-        let returned = shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
-        if returned || self.main_lacks() { Queue::Main } else { Queue::Small }
-    }
-
-    #[inline]
-    fn spares(&self, queue: Queue, uses: u8) -> Option<u8> {
-        match queue {
-            Queue::Small => (uses >= self.options.promote_uses).then_some(0),
-            Queue::Main => uses.checked_sub(1),
+    /// Offers the next folio to evict; `None` if this sweep can offer no more. It is in no queue
+    /// until it is answered, so the caller may release the policy lock while it tries to freeze the
+    /// folio; other sweeps get other folios.
+    pub fn next_victim<R: Residents>(&mut self, r: &mut R, sweep: &mut Sweep) -> Option<Id> {
+        let mut reprieves_left = self.options.reprieves_max;
+        // Ends: each turn spends one of the sweep's effort.
+        loop {
+            let queue = self.pick(sweep)?;
+            if !sweep.spend() {
+                return None;
+            }
+            if reprieves_left == 0 || !self.spare(r, queue, sweep) {
+                return Some(self.queues.offer(r, queue));
+            }
+            reprieves_left -= 1;
+            sweep.note_reprieve();
         }
     }
 
-    /// By the order at the module's head.
+    /// The queue that gives the next candidate, by the order at the module's head.
     #[inline]
     fn pick(&self, sweep: &Sweep) -> Option<Queue> {
         let gives = |queue| self.queues.gives(queue, sweep);
@@ -157,22 +160,96 @@ impl Rules for S3Fifo {
         }
     }
 
+    /// Spares the head of a queue if it was used enough: moves it to the newest end of main.
     #[inline]
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool {
-        // It would be offered all the same, after all of main once more.
-        let in_vain = queue == Queue::Small && self.queues.all_refused(Queue::Main, sweep);
-        !in_vain && self.spare_used(r, queue)
+    fn spare<R: Residents>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool {
+        if queue == Queue::Small && self.queues.all_refused(Queue::Main, sweep) {
+            return false; // it would be offered all the same, after all of main once more
+        }
+        let id = self.queues.head(queue);
+        let spared = self.spares(queue, r.uses(id)).filter(|_| !r.is_partly_used(id));
+        if let Some(uses) = spared {
+            r.set_uses(id, uses);
+            self.queues.take_off(r, id);
+            self.queues.push_tail(r, id, Queue::Main);
+        }
+        spared.is_some()
     }
 
-    fn reprieves_max(&self) -> u32 {
-        self.options.reprieves_max
+    /// Whether a folio in this queue that was used so often is spared, and then with which count.
+    #[inline]
+    fn spares(&self, queue: Queue, uses: u8) -> Option<u8> {
+        match queue {
+            Queue::Small => (uses >= self.options.promote_uses).then_some(0),
+            Queue::Main => uses.checked_sub(1),
+        }
     }
 
-    fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow> {
-        let leaves_ghost = match from {
-            Queue::Small => true,
-            Queue::Main => self.options.main_ghosts,
-        };
+    /// Reports the outcome for an offered folio. If it was evicted, returns the shadow to
+    /// leave behind, if any.
+    ///
+    /// `Evicted` is right for any folio that the caller holds frozen, offered or not. `Busy` and
+    /// `Pinned` for a folio that is no longer on offer change nothing: it was removed while the
+    /// policy lock was released, and its id may be another folio's now.
+    pub fn answer<R: Residents>(
+        &mut self,
+        r: &mut R,
+        sweep: &mut Sweep,
+        id: Id,
+        answer: Answer,
+    ) -> Option<Shadow> {
+        if answer != Answer::Evicted {
+            if let Some(queue) = self.queues.put_back(r, id, answer == Answer::Pinned) {
+                sweep.note_refusal(queue);
+            }
+            return None;
+        }
+        let pages = r.pages(id);
+        sweep.note_evicted(pages);
+        let from = self.queues.take_off(r, id);
+        debug_assert!(from.is_some(), "folio {id} was evicted, but not the policy's");
+        let leaves_ghost = from? == Queue::Small || self.options.main_ghosts;
         leaves_ghost.then(|| self.ghosts.stamp(pages))
+    }
+
+    /// Forgets a folio that leaves for another reason: invalidated, truncated. No ghost is left. A
+    /// folio that the policy does not hold is left alone.
+    pub fn remove<R: Residents>(&mut self, r: &mut R, id: Id) {
+        self.queues.take_off(r, id);
+    }
+
+    /// Whether an offered folio was used enough to stay, but in a few of its parts alone: the caller
+    /// splits it, if it can, and those of its parts that were used stay.
+    pub fn stays_in_part<R: Residents>(&self, r: &R, id: Id) -> bool {
+        let Place::Offered(queue) = r.place(id) else { return false };
+        self.spares(queue, r.uses(id)).is_some() && r.is_partly_used(id)
+    }
+
+    /// A folio was split. All parts have their new weights and use counts in the table already.
+    /// `head` keeps its place, and the `rest` come next behind it. If it was on offer, the `rest` go
+    /// to the newest end of its queue, and all parts that were used enough are spared.
+    ///
+    /// # Panics
+    /// If the parts do not weigh `pages_before` together.
+    pub fn split<R: Residents>(&mut self, r: &mut R, head: Id, pages_before: u32, rest: &[Id]) {
+        let place = r.place(head);
+        self.queues.split(r, head, pages_before, rest);
+        let Place::Offered(queue) = place else { return };
+        for &id in std::iter::once(&head).chain(rest) {
+            if let Some(uses) = self.spares(queue, r.uses(id)) {
+                r.set_uses(id, uses);
+                self.queues.take_off(r, id);
+                self.queues.push_tail(r, id, Queue::Main);
+            }
+        }
+    }
+
+    /// A folio moved to another frame (migration): `new` has the place that `old` had. Its use count
+    /// is in the table already.
+    ///
+    /// # Panics
+    /// If their weights differ.
+    pub fn replace<R: Residents>(&mut self, r: &mut R, old: Id, new: Id) {
+        self.queues.replace(r, old, new);
     }
 }

@@ -1,8 +1,5 @@
 //! Shadows: when a folio was evicted, in 16 bits that the policy leaves for each.
 //!
-//! Here: the payload of a shadow and the clock that measures its age. Not here: where it is stored
-//! (`ghosts.rs`) or what follows from its age (`s3fifo.rs`).
-//!
 //! S3-FIFO keeps a ghost queue of as many names as the main queue has folios, and asks whether a
 //! name is still in it. A FIFO queue needs no memory to answer that: a name is in it as long as no
 //! more than the queue's length was put in since. So the clock counts the pages put in, the payload
@@ -11,10 +8,9 @@
 //!
 //! **Wrap.** The payload is the reading modulo 2^16 units. A ghost that was left for 2^16 units
 //! looks new again for `reach` pages of every round; then one folio enters the main queue instead
-//! of the small one, and takes up its pages there for one passage. Nothing else follows. A unit is
-//! one page up to a capacity of 2^10 pages (4 MiB) and doubles from there, so that a round is
-//! never shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged, and most
-//! have fallen out of the table long before. A unit is never more than a 512th of the capacity.
+//! of the small one, for one passage. A unit is one page up to a capacity of 2^10 pages (4 MiB) and
+//! doubles from there, so that a round is never shorter than 64 capacities, and a unit never more
+//! than a 512th of the capacity.
 
 /// The bits of a shadow's payload.
 pub const SHADOW_BITS: u32 = 16;

@@ -1,4 +1,4 @@
-//! The policies against a naive reference: two `VecDeque`s, ghosts as a list, weights summed
+//! The policy against a naive reference: two `VecDeque`s, ghosts as a list, weights summed
 //! anew.
 //!
 //! After every operation: each folio is in the place the reference says and in the same order, each
@@ -9,21 +9,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use pinfold_policy::{
-    Answer, Clock, GaveUp, GaveUpReason, Id, NONE, Place, Policy, Queue, Residents, S3Fifo,
-    S3FifoOptions, Shadow, Sweep, SweepCounts, Table, USES_MAX, Weight,
+    Answer, Id, NONE, Place, Queue, Residents, S3Fifo, S3FifoOptions, Shadow, Sweep, SweepCounts,
+    Table, USES_MAX, Weight,
 };
 use proptest::prelude::*;
 
 const IDS: u32 = 48;
 /// Small, so that the cap on reprieves is met often.
 const REPRIEVES_MAX: u32 = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    S3Fifo,
-    Clock,
-    Fifo,
-}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -62,7 +55,6 @@ fn ops() -> impl Strategy<Value = Op> {
 
 /// The reference.
 struct Model {
-    kind: Kind,
     capacity: u64,
     small: VecDeque<Id>,
     main: VecDeque<Id>,
@@ -78,9 +70,8 @@ struct Model {
 }
 
 impl Model {
-    fn new(kind: Kind, capacity: u64) -> Self {
+    fn new(capacity: u64) -> Self {
         Self {
-            kind,
             capacity,
             small: VecDeque::new(),
             main: VecDeque::new(),
@@ -122,14 +113,14 @@ impl Model {
         let unit = if self.capacity > 1 << 10 { 2 } else { 1 };
         let pages = |ghosts: &[u32]| ghosts.iter().map(|&p| u64::from(p)).sum::<u64>();
         let (left, now) = (pages(&self.ghosts[..ghost]) / unit, pages(&self.ghosts) / unit);
-        self.kind == Kind::S3Fifo && (now - left) * unit <= self.capacity * 90 / 100
+        (now - left) * unit <= self.capacity * 90 / 100
     }
 
     fn insert(&mut self, id: Id, ghost: Option<usize>) {
         let recent = ghost.is_some_and(|ghost| self.is_recent(ghost));
         let lacks = self.weigh(&self.small).pages >= (self.capacity / 10).max(1)
             && self.weigh(&self.main).pages < self.capacity * 75 / 100;
-        let small = self.kind == Kind::S3Fifo && !recent && !lacks;
+        let small = !recent && !lacks;
         let queue = if small { Queue::Small } else { Queue::Main };
         self.uses.insert(id, 0);
         self.queue(queue).push_back(id);
@@ -162,45 +153,36 @@ impl Model {
     fn spare(&mut self, queue: Queue, id: Id) -> bool {
         let main_refused =
             !self.main.is_empty() && self.refused[Queue::Main as usize] >= self.main.len();
-        let in_vain = self.kind == Kind::S3Fifo && queue == Queue::Small && main_refused;
+        let in_vain = queue == Queue::Small && main_refused;
         !in_vain && self.spares(queue, id)
     }
 
     fn spares(&mut self, queue: Queue, id: Id) -> bool {
         let uses = self.uses[&id];
-        let left = match (self.kind, queue) {
-            (Kind::S3Fifo, Queue::Small) if uses >= 2 => 0,
-            (Kind::S3Fifo, Queue::Main) if uses >= 1 => uses - 1,
-            (Kind::Clock, Queue::Main) if uses >= 1 => 0,
+        let left = match queue {
+            Queue::Small if uses >= 2 => 0,
+            Queue::Main if uses >= 1 => uses - 1,
             _ => return false,
         };
         self.uses.insert(id, left);
         true
     }
 
-    fn next_victim(&mut self) -> Result<Id, GaveUpReason> {
+    fn next_victim(&mut self) -> Option<Id> {
         let mut spared = 0;
         loop {
-            let Some(queue) = self.pick() else {
-                let empty = self.small.is_empty() && self.main.is_empty();
-                return Err(match (empty, self.counts.busy) {
-                    (true, _) => GaveUpReason::Empty,
-                    (false, 0) => GaveUpReason::AllPinned,
-                    (false, _) => GaveUpReason::AllBusy,
-                });
-            };
+            let queue = self.pick()?;
             if self.counts.examined == self.effort_max {
-                return Err(GaveUpReason::EffortExhausted);
+                return None;
             }
             self.counts.examined += 1;
             let id = self.queue(queue).pop_front().expect("pick took an empty queue");
-            if (self.kind == Kind::S3Fifo && spared == REPRIEVES_MAX) || !self.spare(queue, id) {
+            if spared == REPRIEVES_MAX || !self.spare(queue, id) {
                 self.offered.push((id, queue));
-                return Ok(id);
+                return Some(id);
             }
             self.main.push_back(id);
             spared += 1;
-            self.counts.reprieved += 1;
             self.refused[Queue::Main as usize] = 0;
         }
     }
@@ -209,24 +191,14 @@ impl Model {
     fn answer(&mut self, id: Id, answer: Answer) -> bool {
         let pages = self.pages[&id];
         let offer = self.offered.iter().find(|&&(offered, _)| offered == id).copied();
-        match answer {
-            Answer::Evicted => {
-                self.counts.evicted += 1;
-                self.counts.evicted_pages += u64::from(pages);
-                let leaves = self.forget(id).is_some();
-                if leaves {
-                    self.ghosts.push(pages);
-                }
-                return leaves;
+        if answer == Answer::Evicted {
+            self.counts.evicted += 1;
+            self.counts.evicted_pages += u64::from(pages);
+            let leaves = self.forget(id).is_some();
+            if leaves {
+                self.ghosts.push(pages);
             }
-            Answer::Busy => {
-                self.counts.busy += 1;
-                self.counts.busy_pages += u64::from(pages);
-            }
-            Answer::Pinned => {
-                self.counts.pinned += 1;
-                self.counts.pinned_pages += u64::from(pages);
-            }
+            return leaves;
         }
         if let Some((_, from)) = offer {
             let queue = if answer == Answer::Pinned { Queue::Main } else { from };
@@ -240,7 +212,7 @@ impl Model {
 
 /// The policy, its table, and the reference, fed the same.
 struct Pair {
-    policy: Box<dyn Policy<Table>>,
+    policy: S3Fifo,
     table: Table,
     sweep: Sweep,
     model: Model,
@@ -250,18 +222,13 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(kind: Kind, capacity: u64) -> Self {
+    fn new(capacity: u64) -> Self {
         let options = S3FifoOptions { reprieves_max: REPRIEVES_MAX, ..S3FifoOptions::default() };
-        let policy: Box<dyn Policy<Table>> = match kind {
-            Kind::S3Fifo => Box::new(S3Fifo::with_options(capacity, options)),
-            Kind::Clock => Box::new(Clock::second_chance()),
-            Kind::Fifo => Box::new(Clock::fifo()),
-        };
         Self {
-            policy,
+            policy: S3Fifo::with_options(capacity, options),
             table: Table::new(IDS as usize),
             sweep: Sweep::new(100),
-            model: Model::new(kind, capacity),
+            model: Model::new(capacity),
             left: HashMap::new(),
             unanswered: Vec::new(),
         }
@@ -277,7 +244,7 @@ impl Pair {
         }
         let shadow = self.policy.answer(&mut self.table, &mut self.sweep, id, answer);
         let leaves = self.model.answer(id, answer);
-        assert_eq!(shadow.is_some(), leaves && self.model.kind == Kind::S3Fifo);
+        assert_eq!(shadow.is_some(), leaves);
         if let Some(shadow) = shadow {
             self.left.insert(id, (shadow, self.model.ghosts.len() - 1));
         }
@@ -285,17 +252,11 @@ impl Pair {
 
     fn victim(&mut self, answer: Option<Answer>) {
         let got = self.policy.next_victim(&mut self.table, &mut self.sweep);
-        let expected = self.model.next_victim();
-        match (got, expected) {
-            (Ok(id), Ok(expected)) => {
-                assert_eq!(id, expected, "another victim");
-                match answer {
-                    Some(answer) => self.answer(id, answer),
-                    None => self.unanswered.push(id),
-                }
-            }
-            (Err(GaveUp { reason, .. }), Err(expected)) => assert_eq!(reason, expected),
-            (got, expected) => panic!("policy says {got:?}, the reference {expected:?}"),
+        assert_eq!(got, self.model.next_victim(), "another victim");
+        match (got, answer) {
+            (Some(id), Some(answer)) => self.answer(id, answer),
+            (Some(id), None) => self.unanswered.push(id),
+            (None, _) => {}
         }
     }
 
@@ -442,30 +403,16 @@ impl Pair {
     }
 }
 
-fn same_as_reference(kind: Kind, capacity: u64, ops: &[Op]) {
-    let mut pair = Pair::new(kind, capacity);
-    for op in ops {
-        pair.apply(op);
-        pair.check();
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn s3fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
-        same_as_reference(Kind::S3Fifo, capacity, &ops);
-    }
-
-    #[test]
-    fn clock_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
-        same_as_reference(Kind::Clock, capacity, &ops);
-    }
-
-    #[test]
-    fn fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
-        same_as_reference(Kind::Fifo, capacity, &ops);
+        let mut pair = Pair::new(capacity);
+        for op in &ops {
+            pair.apply(op);
+            pair.check();
+        }
     }
 }
 
@@ -490,12 +437,7 @@ fn population() -> impl Strategy<Value = Vec<Member>> {
 
 /// Offers batches, as the cache does, until the sweep has nothing more. Each folio that gives way
 /// is evicted; each that refuses is met, and no more often than it takes to use up its uses.
-fn a_sweep_finds_all_that_gives_way(
-    policy: &mut dyn Policy<Table>,
-    members: &[Member],
-    batch_max: usize,
-) {
-    let name = policy.name();
+fn a_sweep_finds_all_that_gives_way(policy: &mut S3Fifo, members: &[Member], batch_max: usize) {
     let mut table = Table::new(POPULATION_MAX);
     for (id, member) in (0..).zip(members) {
         table.set_pages(id, member.pages);
@@ -505,38 +447,26 @@ fn a_sweep_finds_all_that_gives_way(
     let mut sweep = Sweep::new(100_000);
     let mut met = vec![0; members.len()];
     // Ends: the sweep's effort is bounded.
-    let gave_up = loop {
-        let mut batch = Vec::new();
-        let mut ended = None;
-        while batch.len() < batch_max && ended.is_none() {
-            match policy.next_victim(&mut table, &mut sweep) {
-                Ok(id) => batch.push(id),
-                Err(gave_up) => ended = Some(gave_up),
-            }
-        }
-        if let (Some(gave_up), true) = (ended, batch.is_empty()) {
-            break gave_up;
+    loop {
+        let next = |_| policy.next_victim(&mut table, &mut sweep);
+        let batch: Vec<Id> = (0..batch_max).map_while(next).collect();
+        if batch.is_empty() {
+            break;
         }
         for id in batch {
             met[id as usize] += 1;
             policy.answer(&mut table, &mut sweep, id, members[id as usize].answer);
         }
-    };
+    }
     let count = |answer| members.iter().filter(|member| member.answer == answer).count();
     for (id, member) in members.iter().enumerate() {
         let most = if member.answer == Answer::Evicted { 1 } else { usize::from(USES_MAX) + 2 };
-        assert!((1..=most).contains(&met[id]), "{name}: {id} was offered {} times", met[id]);
+        assert!((1..=most).contains(&met[id]), "{id} was offered {} times", met[id]);
     }
-    assert_eq!(sweep.counts().evicted as usize, count(Answer::Evicted), "{name}");
+    assert_eq!(sweep.counts().evicted as usize, count(Answer::Evicted));
     let looked = sweep.counts().examined as usize;
     let most = (usize::from(USES_MAX) + 2) * members.len();
-    assert!(looked <= most, "{name}: looked {looked} times at {} folios", members.len());
-    let reason = match (count(Answer::Busy), count(Answer::Pinned)) {
-        (0, 0) => GaveUpReason::Empty,
-        (0, _) => GaveUpReason::AllPinned,
-        _ => GaveUpReason::AllBusy,
-    };
-    assert_eq!(gave_up.reason, reason, "{name}");
+    assert!(looked <= most, "looked {looked} times at {} folios", members.len());
 }
 
 proptest! {
@@ -550,13 +480,7 @@ proptest! {
         batch_max in 1..=16_usize,
     ) {
         let options = S3FifoOptions { main_fill_percent, ..S3FifoOptions::default() };
-        let policies: [Box<dyn Policy<Table>>; 3] = [
-            Box::new(S3Fifo::with_options(capacity, options)),
-            Box::new(Clock::second_chance()),
-            Box::new(Clock::fifo()),
-        ];
-        for mut policy in policies {
-            a_sweep_finds_all_that_gives_way(&mut *policy, &members, batch_max);
-        }
+        let mut policy = S3Fifo::with_options(capacity, options);
+        a_sweep_finds_all_that_gives_way(&mut policy, &members, batch_max);
     }
 }

@@ -65,7 +65,7 @@ struct Sides {
     cache: Cache,
     files: Vec<File>,
     pages_read: Arc<AtomicU64>,
-    simulated: Driver<S3Fifo>,
+    simulated: Driver,
     numbers: HashMap<Page, u32>,
     /// What metadata may take, in bytes.
     metadata_max: u64,

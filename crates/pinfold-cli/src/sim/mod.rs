@@ -18,6 +18,7 @@ mod lru;
 mod optimum;
 mod pinfold;
 mod report;
+mod ring;
 mod tinylfu;
 mod trace;
 
@@ -25,7 +26,7 @@ mod trace;
 mod tests;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pinfold_policy::{Clock, S3Fifo, S3FifoOptions};
+use pinfold_policy::{S3Fifo, S3FifoOptions};
 
 pub(crate) use self::args::SimArgs;
 use self::engine::{ENGINES, Engine};
@@ -33,6 +34,7 @@ pub(crate) use self::error::SimError;
 use self::lru::Lru;
 use self::pinfold::Driver;
 use self::report::Row;
+use self::ring::Ring;
 use self::tinylfu::WTinyLfu;
 use self::trace::Trace;
 use crate::{publish, say};
@@ -44,8 +46,8 @@ fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> B
         "pinfold" => {
             Box::new(Driver::new(S3Fifo::with_options(pages, options), distinct, capacity))
         }
-        "clock" => Box::new(Driver::new(Clock::second_chance(), distinct, capacity)),
-        "fifo" => Box::new(Driver::new(Clock::fifo(), distinct, capacity)),
+        "clock" => Box::new(Ring::new(distinct, capacity, true)),
+        "fifo" => Box::new(Ring::new(distinct, capacity, false)),
         "lru" => Box::new(Lru::new(distinct, capacity)),
         "w-tinylfu" => Box::new(WTinyLfu::new(distinct, capacity)),
         _ => unreachable!("{name} is in ENGINES but not known here"),

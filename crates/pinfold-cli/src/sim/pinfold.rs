@@ -1,6 +1,6 @@
-//! The cache's own policies, driven as the cache drives them: the code is `pinfold-policy`'s.
+//! The cache's own policy, driven as the cache drives it: the code is `pinfold-policy`'s.
 
-use pinfold_policy::{Answer, GhostLine, Ghosts, Place, Policy, Residents, Sweep, Table};
+use pinfold_policy::{Answer, GhostLine, Ghosts, Place, Residents, S3Fifo, Sweep, Table};
 
 use super::engine::Engine;
 
@@ -12,15 +12,15 @@ const FILE: u64 = 0;
 
 /// A cache of one-page folios around a policy, with a table of ghosts as the cache has it.
 #[derive(Debug)]
-pub(super) struct Driver<P> {
-    policy: P,
+pub(super) struct Driver {
+    policy: S3Fifo,
     table: Table,
     ghosts: Box<[GhostLine]>,
     free_pages: u32,
 }
 
-impl<P: Policy<Table>> Driver<P> {
-    pub(super) fn new(policy: P, distinct: u32, capacity: u32) -> Self {
+impl Driver {
+    pub(super) fn new(policy: S3Fifo, distinct: u32, capacity: u32) -> Self {
         assert!(capacity > 0, "a cache of no pages");
         Self {
             policy,
@@ -31,7 +31,7 @@ impl<P: Policy<Table>> Driver<P> {
     }
 
     #[cfg(test)]
-    pub(super) fn policy(&self) -> &P {
+    pub(super) fn policy(&self) -> &S3Fifo {
         &self.policy
     }
 
@@ -48,7 +48,7 @@ impl<P: Policy<Table>> Driver<P> {
     }
 }
 
-impl<P: Policy<Table>> Engine for Driver<P> {
+impl Engine for Driver {
     fn access(&mut self, page: u32) -> bool {
         if self.table.place(page) != Place::Out {
             self.table.touch(page);

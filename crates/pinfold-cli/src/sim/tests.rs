@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::Write as _;
 use std::path::Path;
 
-use pinfold_policy::{PolicyState, S3FifoOptions};
+use pinfold_policy::S3FifoOptions;
 use proptest::prelude::*;
 
 use super::args::Capacity;

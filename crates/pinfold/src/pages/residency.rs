@@ -1,7 +1,7 @@
 //! Which folios are cached, in the order in which the policy (`pinfold-policy`) would evict them;
 //! the ghosts, and the frame table as the policy sees it.
 
-use pinfold_policy::{Answer, Id, NONE, Place, Policy, PolicyState, Residents, S3Fifo, Sweep};
+use pinfold_policy::{Answer, Id, NONE, Place, Residents, S3Fifo, Sweep};
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Mutex;
@@ -9,13 +9,8 @@ use crate::frames::{Flags, Frame, FrameNumber, Frames, Identity};
 
 /// The policy, behind its lock. The lock is taken under a mapping's `change` mutex or under no
 /// lock, and no lock is taken under it.
+#[derive(Debug)]
 pub(crate) struct Residency(Mutex<S3Fifo>);
-
-impl std::fmt::Debug for Residency {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Residency").finish_non_exhaustive()
-    }
-}
 
 impl Residency {
     /// For a cache of at most `pages` pages of files.
@@ -74,7 +69,7 @@ impl Residency {
         let mut offered = 0;
         let mut policy = self.0.lock();
         while victims.len() < most && offered < pages {
-            let Ok(victim) = policy.next_victim(&mut Entries(frames), sweep) else { break };
+            let Some(victim) = policy.next_victim(&mut Entries(frames), sweep) else { break };
             let victim = FrameNumber(victim);
             let frame = frames.frame(victim);
             offered += u64::from(frame.order().frames());

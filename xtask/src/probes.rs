@@ -4,14 +4,13 @@ use anyhow::{Result, ensure};
 use xshell::{Shell, cmd};
 
 /// Each probe, what to print of it, and what the example makes it say first.
-const PROBES: [(&str, &str, &str); 7] = [
+const PROBES: [(&str, &str, &str); 6] = [
     ("set", "", ""),
     ("modify", "$_probe_arg2", "2"),
-    ("mod_and_return", "$_probe_arg2, $_probe_arg3", "-1 2"),
     ("freeze", "$_probe_arg2, $_probe_arg3", "1 1"),
     ("mod_unless", "$_probe_arg2, $_probe_arg3", "1 0"),
     ("unfreeze", "$_probe_arg2", "1"),
-    ("mod_and_test", "$_probe_arg2, $_probe_arg3", "-1 0"),
+    ("mod_and_test", "$_probe_arg2, $_probe_arg3", "-2 0"),
 ];
 
 /// Builds the example with probes and runs it once under gdb for each.

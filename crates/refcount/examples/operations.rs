@@ -13,8 +13,7 @@ fn main() {
     let count = RefCount::frozen();
     count.hand_out(1);
     count.get(2);
-    assert_eq!(count.sub_return(1), 2);
-    count.sub(1);
+    assert!(!count.put(2));
     assert_eq!(count.freeze(1), Ok(()));
     assert_eq!(count.try_get(1), Err(GetError::Frozen));
     count.thaw(1);

@@ -32,7 +32,16 @@ pub trait AtomicWord<T: Copy> {
     ///
     /// # Errors
     /// The value that `change` declined.
-    fn update(&self, seen: T, change: impl Fn(T) -> Option<T>) -> Result<T, T>;
+    fn update(&self, mut seen: T, change: impl Fn(T) -> Option<T>) -> Result<T, T> {
+        loop {
+            let Some(new) = change(seen) else { return Err(seen) };
+            // Relaxed, and pairs with nothing: see above.
+            match self.compare_exchange(seen, new, Ordering::Relaxed) {
+                Ok(_) => return Ok(new),
+                Err(now) => seen = now,
+            }
+        }
+    }
 }
 
 macro_rules! on_core {
@@ -67,26 +76,6 @@ macro_rules! on_core {
             ) -> Result<$int, $int> {
                 // Relaxed on failure: the loser learns nothing that it acts upon.
                 self.compare_exchange(current, new, success, Ordering::Relaxed)
-            }
-            #[inline]
-            fn update(
-                &self,
-                mut seen: $int,
-                change: impl Fn($int) -> Option<$int>,
-            ) -> Result<$int, $int> {
-                loop {
-                    let Some(new) = change(seen) else { return Err(seen) };
-                    // Relaxed, and pairs with nothing: see the trait.
-                    match self.compare_exchange_weak(
-                        seen,
-                        new,
-                        Ordering::Relaxed,
-                        Ordering::Relaxed,
-                    ) {
-                        Ok(_) => return Ok(new),
-                        Err(now) => seen = now,
-                    }
-                }
             }
         }
     };
@@ -125,16 +114,6 @@ pub mod checked {
         fn compare_exchange(&self, current: u64, new: u64, success: Ordering) -> Result<u64, u64> {
             // Relaxed on failure: as the shipped word does it.
             self.0.compare_exchange(current, new, success, Ordering::Relaxed)
-        }
-        fn update(&self, mut seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-            loop {
-                let Some(new) = change(seen) else { return Err(seen) };
-                // Relaxed, and pairs with nothing: see the trait.
-                match self.compare_exchange(seen, new, Ordering::Relaxed) {
-                    Ok(_) => return Ok(new),
-                    Err(now) => seen = now,
-                }
-            }
         }
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! | from | to | by | step |
 //! |---|---|---|---|
-//! | owned | owned | a holder: `get`, `pin`, `add`; any thread: `try_get`, `try_pin` | add |
+//! | owned | owned | a holder: `get`; any thread: `try_get`, `try_pin` | add |
 //! | owned | owned or zero | a holder: `put`, `unpin` | subtract |
 //! | zero | owned | any thread: `try_get`, `try_pin` | add |
 //! | zero | bare | a thread whose subtraction left zero: it is the last holder | swap |
@@ -29,10 +29,9 @@
 //!
 //! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees the
 //! folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's swap
-//! must not win *C's* zero. It does not: C's [`hand_out`](RefCount::hand_out) moved the generation on, and
-//! A's swap expects the old one. If the generation has wrapped round meanwhile, the caller is the
-//! second defence: the winner destroys what the folio says it is now, never what the winner
-//! remembers of it.
+//! does not win *C's* zero: C's [`hand_out`](RefCount::hand_out) moved the generation on. If that has
+//! wrapped round meanwhile, the caller is the second defence: the winner destroys what the folio says
+//! it is now, never what the winner remembers of it.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -48,8 +47,8 @@ use crate::word::Word;
 /// The type parameters are for model checking; use it as plain `RefCount`. See the
 /// [crate's front page](crate) for what it is, and `docs/refcount.md` for the proof.
 ///
-/// The count does not know what it counts and holds no memory alive by itself. Nothing here is
-/// `unsafe`, and misuse never is: at worst a folio is leaked (see each operation's *Misuse*).
+/// It holds no memory alive by itself. Nothing here is `unsafe`, and misuse never is: at worst a folio
+/// is leaked (see each operation's *Misuse*).
 pub struct RefCount<P: Protocol = Shipped, A: AtomicWord<u64> = AtomicU64> {
     word: A,
     protocol: PhantomData<fn() -> P>,
@@ -127,7 +126,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.word().is_frozen()
     }
 
-    // ---- references, for any thread ------------------------------------------------------------
+    // ---- references ----------------------------------------------------------------------------
 
     /// Takes `n` references if the folio is not frozen: one atomic add. *Acquire*.
     ///
@@ -152,7 +151,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
 
     /// Gives back `n` references; true if they were the last. The caller then holds the folio
     /// alone, frozen, and must destroy what the folio says it is. *Release* on the way down,
-    /// *acquire* for the last. The same as [`sub_and_test`](Self::sub_and_test).
+    /// *acquire* for the last.
     ///
     /// # Misuse
     /// Giving back references that are not held panics in debug builds. In release builds the
@@ -161,7 +160,12 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     #[inline]
     #[must_use = "true means that this was the last reference: the folio must be destroyed"]
     pub fn put(&self, n: u32) -> bool {
-        self.sub_and_test(n)
+        let delta = Word::<P>::refs_delta(n);
+        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
+        let stays = old.refs() > n && !(cfg!(debug_assertions) && old.is_frozen());
+        let last = !stays && self.left(old, delta, n > 0 && old.refs() >= n, "put");
+        trace::mod_and_test(self, old.minus(delta), -i64::from(n), last);
+        last
     }
 
     /// For `rivals`: a get by load and compare-and-swap.
@@ -181,8 +185,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         }
     }
 
-    // ---- references, for holders ---------------------------------------------------------------
-
     /// Takes `n` more references; only for a caller that holds one. One atomic add, *relaxed*.
     ///
     /// # Panics
@@ -191,95 +193,14 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     /// [`try_get`](Self::try_get) otherwise.
     #[inline]
     pub fn get(&self, n: u32) {
-        self.add(n);
-    }
-
-    /// [`get`](Self::get) under its other name.
-    ///
-    /// # Panics
-    /// As [`get`](Self::get).
-    #[inline]
-    pub fn add(&self, n: u32) {
-        let new = self.raise(n);
-        trace::modify(self, new, i64::from(n));
-    }
-
-    /// [`add`](Self::add) of one.
-    ///
-    /// # Panics
-    /// As [`get`](Self::get).
-    #[inline]
-    pub fn inc(&self) {
-        self.add(1);
-    }
-
-    /// [`add`](Self::add) that returns the number of references held after it.
-    ///
-    /// # Panics
-    /// As [`get`](Self::get).
-    #[inline]
-    pub fn add_return(&self, n: u32) -> u32 {
-        let new = self.raise(n);
-        trace::mod_and_return(self, new, i64::from(n), new.refs());
-        new.refs()
-    }
-
-    /// [`add_return`](Self::add_return) of one.
-    ///
-    /// # Panics
-    /// As [`get`](Self::get).
-    #[inline]
-    pub fn inc_return(&self) -> u32 {
-        self.add_return(1)
-    }
-
-    /// Gives back `n` references of several, for a caller that keeps at least one. *Release*.
-    ///
-    /// # Misuse
-    /// Leaving none panics in debug builds; in release builds the references are added again.
-    #[inline]
-    pub fn sub(&self, n: u32) {
-        let new = self.lower(n);
-        trace::modify(self, new, -i64::from(n));
-    }
-
-    /// [`sub`](Self::sub) of one.
-    #[inline]
-    pub fn dec(&self) {
-        self.sub(1);
-    }
-
-    /// [`sub`](Self::sub) that returns the number of references left.
-    #[inline]
-    pub fn sub_return(&self, n: u32) -> u32 {
-        let new = self.lower(n);
-        trace::mod_and_return(self, new, -i64::from(n), new.refs());
-        new.refs()
-    }
-
-    /// [`sub_return`](Self::sub_return) of one.
-    #[inline]
-    pub fn dec_return(&self) -> u32 {
-        self.sub_return(1)
-    }
-
-    /// Gives back `n` references and returns whether they were the last: [`put`](Self::put).
-    #[inline]
-    #[must_use = "true means that this was the last reference: the folio must be destroyed"]
-    pub fn sub_and_test(&self, n: u32) -> bool {
+        debug_assert!(n <= Self::MAX_REFS, "get of {n} references");
         let delta = Word::<P>::refs_delta(n);
-        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
-        let stays = old.refs() > n && !(cfg!(debug_assertions) && old.is_frozen());
-        let last = !stays && self.left(old, delta, n > 0 && old.refs() >= n, "put");
-        trace::mod_and_test(self, old.minus(delta), -i64::from(n), last);
-        last
-    }
-
-    /// [`sub_and_test`](Self::sub_and_test) of one.
-    #[inline]
-    #[must_use = "true means that this was the last reference: the folio must be destroyed"]
-    pub fn dec_and_test(&self) -> bool {
-        self.sub_and_test(1)
+        let old = Word::<P>::of(self.word.fetch_add(delta, P::GET));
+        let new = old.plus(delta);
+        if new.refuses_refs() || (cfg!(debug_assertions) && old.is_zero()) {
+            self.cannot_get(old, delta);
+        }
+        trace::modify(self, new, i64::from(n));
     }
 
     // ---- pins ----------------------------------------------------------------------------------
@@ -373,20 +294,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         trace::set(self, new);
     }
 
-    /// Leaves the word frozen without debris. Only for the party that holds the folio alone, and
-    /// while no other thread can reach the folio; it does not end a lifetime (see
-    /// [`put`](Self::put) and [`freeze`](Self::freeze)).
-    ///
-    /// # Misuse
-    /// On a word that is not frozen it panics in debug builds, and drops all references otherwise.
-    pub fn set_frozen(&self) {
-        let seen = self.word();
-        debug_assert!(seen.is_frozen(), "set_frozen of a count that is {seen}");
-        // Release, like a thaw: a later owner may acquire this store.
-        self.word.store(seen.frozen().raw(), P::THAW);
-        trace::set(self, seen.frozen());
-    }
-
     // ---- steps ---------------------------------------------------------------------------------
 
     /// Completes a get or pin that failed: adding `delta` made the word `seen`.
@@ -435,46 +342,12 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
             && self.word.compare_exchange(zero.raw(), zero.frozen().raw(), P::LAST).is_ok()
     }
 
-    #[inline]
-    fn raise(&self, n: u32) -> Word<P> {
-        debug_assert!(n <= Self::MAX_REFS, "get of {n} references");
-        let delta = Word::<P>::refs_delta(n);
-        let old = Word::<P>::of(self.word.fetch_add(delta, P::GET));
-        let new = old.plus(delta);
-        if new.refuses_refs() || (cfg!(debug_assertions) && old.is_zero()) {
-            self.cannot_raise(old, delta);
-        }
-        new
-    }
-
     #[cold]
     #[inline(never)]
-    fn cannot_raise(&self, old: Word<P>, delta: u64) -> ! {
+    fn cannot_get(&self, old: Word<P>, delta: u64) -> ! {
         // Relaxed, and pairs with nothing: it only restores.
         self.word.fetch_sub(delta, Ordering::Relaxed);
         panic!("get without a reference to start from, or of more than can be counted: {old}");
-    }
-
-    #[inline]
-    fn lower(&self, n: u32) -> Word<P> {
-        let delta = Word::<P>::refs_delta(n);
-        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
-        if old.refs() <= n || (cfg!(debug_assertions) && old.is_frozen()) {
-            self.cannot_lower(old, delta, n);
-        }
-        old.minus(delta)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn cannot_lower(&self, old: Word<P>, delta: u64, n: u32) {
-        // Fewer references are legal as long as pins hold the folio.
-        let legal = old.refs() == n && old.pins() > 0 && !old.is_frozen();
-        if !legal {
-            // Relaxed, and pairs with nothing: it only restores.
-            self.word.fetch_add(delta, Ordering::Relaxed);
-            debug_assert!(false, "sub of {n} would leave a stray zero: the count was {old}");
-        }
     }
 
     #[inline]

@@ -3,11 +3,10 @@
 //!
 //! # The problem
 //!
-//! In a cache, a reader looks a page up while it holds nothing, then takes a reference to it, then
-//! checks that it is still the page it wanted. The page may have been evicted between the look-up
-//! and the reference, so taking a reference must fail on a dead page: "add one unless it is dead".
-//! If dead means that *the count is zero*, this takes a load and a compare-and-swap loop, and when
-//! many cores want the same page, most of the swaps fail.
+//! In a cache, a reader looks a page up while it holds nothing, then takes a reference to it. The page
+//! may have been evicted between the two, so taking a reference must fail on a dead page: "add one
+//! unless it is dead". If dead means that *the count is zero*, this takes a load and a
+//! compare-and-swap loop, and when many cores want the same page, most of the swaps fail.
 //!
 //! # The word
 //!
@@ -61,17 +60,15 @@
 //!
 //! # Cost
 //!
-//! An uncontended get and put are one locked instruction each. Under contention each costs what an
-//! atomic add costs; `pinfold bench ref` in the repository compares this with the alternatives.
-//! Every reader still writes the word's cache line, so throughput does not grow with the cores: a
-//! read that must scale should not take a reference at all.
+//! An uncontended get and put are one locked instruction each. Every reader still writes the word's
+//! cache line, so throughput does not grow with the cores: a read that must scale should not take a
+//! reference at all. `pinfold bench ref` in the repository compares this with the alternatives.
 //!
 //! # How it was checked
 //!
 //! The shipped code runs under loom (all orderings that C11 allows, a few threads) and under an
-//! explicit-state search (three actors, any legal operations in any number, 3 or 4 count bits);
-//! each property has a mutant of the protocol that the same test catches. `docs/refcount.md` in the
-//! repository has the proof and the table.
+//! explicit-state search; each property has a mutant of the protocol that the same test catches.
+//! `docs/refcount.md` in the repository has the proof and the table.
 //!
 //! # Features
 //!

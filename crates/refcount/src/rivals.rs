@@ -55,67 +55,54 @@ pub fn try_get_by_cas<P: Protocol, A: AtomicWord<u64>>(count: &RefCount<P, A>) -
     count.try_get_by_cas()
 }
 
-/// Dead is zero: a get is a load and a compare-and-swap loop. What Linux does.
+/// Dead is zero. A get begins with a load, or by assuming that the count is 1, and swaps the value
+/// that it has or finds for one more.
 #[derive(Debug)]
-pub struct CasLoop(AtomicU32);
+pub struct ZeroIsDead<const ASSUME_ONE: bool>(AtomicU32);
 
-/// Dead is zero. A get first tries to swap 1 for 2 without a load, then the value it found.
+/// What Linux does.
+pub type CasLoop = ZeroIsDead<false>;
+
 /// Proposed in the discussion as an alternative to the frozen bit.
-#[derive(Debug)]
-pub struct AssumeOne(AtomicU32);
+pub type AssumeOne = ZeroIsDead<true>;
 
-/// The two of them differ in where a get starts.
-macro_rules! zero_is_dead {
-    ($name:ident, $start:expr) => {
-        impl Counter for $name {
-            fn new_frozen() -> Self {
-                $name(AtomicU32::new(0))
-            }
-            #[inline]
-            fn try_get(&self) -> bool {
-                let start: fn(&AtomicU32) -> u32 = $start;
-                let mut seen = start(&self.0);
-                while seen != 0 {
-                    // Acquire, pairs with the release store in `thaw`. The loop ends: the
-                    // exchange fails only when another thread changed the word.
-                    match self.0.compare_exchange_weak(
-                        seen,
-                        seen + 1,
-                        Ordering::Acquire,
-                        Ordering::Relaxed,
-                    ) {
-                        Ok(_) => return true,
-                        Err(now) => seen = now,
-                    }
-                }
-                false
-            }
-            #[inline]
-            fn put(&self) -> bool {
-                // Release and acquire in one: pairs with itself, the earlier puts with the last.
-                self.0.fetch_sub(1, Ordering::AcqRel) == 1
-            }
-            fn freeze(&self, expected: u32) -> bool {
-                // Acquire, pairs with the release of earlier puts.
-                self.0.compare_exchange(expected, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            }
-            fn thaw(&self, n: u32) {
-                // Release, pairs with the acquire of `try_get`.
-                self.0.store(n, Ordering::Release);
-            }
-            fn count(&self) -> u32 {
-                // Relaxed, and pairs with nothing: for people and assertions.
-                self.0.load(Ordering::Relaxed)
+impl<const ASSUME_ONE: bool> Counter for ZeroIsDead<ASSUME_ONE> {
+    fn new_frozen() -> Self {
+        ZeroIsDead(AtomicU32::new(0))
+    }
+    #[inline]
+    fn try_get(&self) -> bool {
+        // Relaxed: a hint for the exchange.
+        let mut seen = if ASSUME_ONE { 1 } else { self.0.load(Ordering::Relaxed) };
+        // Ends: the exchange fails only when another thread changed the word.
+        while seen != 0 {
+            // Acquire, pairs with the release store in `thaw`.
+            let (order, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.0.compare_exchange_weak(seen, seen + 1, order, relaxed) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
             }
         }
-    };
+        false
+    }
+    #[inline]
+    fn put(&self) -> bool {
+        // Release and acquire in one: pairs with itself, the earlier puts with the last.
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+    fn freeze(&self, expected: u32) -> bool {
+        // Acquire, pairs with the release of earlier puts.
+        self.0.compare_exchange(expected, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+    fn thaw(&self, n: u32) {
+        // Release, pairs with the acquire of `try_get`.
+        self.0.store(n, Ordering::Release);
+    }
+    fn count(&self) -> u32 {
+        // Relaxed, and pairs with nothing: for people and assertions.
+        self.0.load(Ordering::Relaxed)
+    }
 }
-
-zero_is_dead!(CasLoop, |word| {
-    // Relaxed: a hint for the exchange.
-    word.load(Ordering::Relaxed)
-});
-zero_is_dead!(AssumeOne, |_| 1);
 
 /// The seed's 32-bit word: the top bit is frozen, the rest counts; no generation, no pins.
 ///

@@ -32,12 +32,10 @@ macro_rules! tracepoints {
 tracepoints! {
     /// The count was set by the party alone.
     set = set();
-    /// `v` references were added, or given back by a caller that keeps some.
+    /// `v` references were added by a holder.
     modify = modify(v: i64);
     /// `v` references or pins were given back; `ret`: they were the last.
     mod_and_test = mod_and_test(v: i64, ret: bool);
-    /// `v` references were added or given back, which left `ret`.
-    mod_and_return = mod_and_return(v: i64, ret: u32);
     /// `v` references or pins were asked for; `ret`: and taken.
     mod_unless = mod_unless(v: i64, ret: bool);
     /// A freeze that expected `v` references; `ret`: it happened.

@@ -1,11 +1,4 @@
-//! The word's fields. Only this module masks and shifts them.
-//!
-//! ```text
-//!  63      62 ........ 46  45 ...... 23  22 ....... 0
-//! +--------+--------------+-------------+------------+
-//! | frozen |  generation  |    pins     |    refs    |
-//! +--------+--------------+-------------+------------+
-//! ```
+//! The word's fields, as the crate's head shows them. Only this module masks and shifts them.
 //!
 //! A narrower protocol's fields are pushed up to the top, above unused zeros: an overflow there
 //! is the machine's own wrap-around, as it would be in the shipped word.
@@ -115,7 +108,6 @@ impl<P: Protocol> Word<P> {
         self.raw & (Self::FROZEN | Self::REFS_TOP) != 0
     }
 
-    /// Frozen, or more pages pinned than may be.
     #[inline]
     pub(crate) const fn refuses_pins(self) -> bool {
         self.raw & (Self::FROZEN | Self::PINS_TOP) != 0
@@ -166,7 +158,7 @@ impl<P: Protocol> Word<P> {
         Self::of(next | Self::refs_delta(n))
     }
 
-    /// Like [`Self::thawed`], only not exact: what the word would be if the period went on.
+    /// Owned by `refs` references in the same generation.
     pub(crate) const fn owned(self, refs: u32) -> Self {
         Self::of((self.raw & Self::GENERATION) | Self::refs_delta(refs))
     }

@@ -240,15 +240,6 @@ impl pinfold_refcount::atomic::AtomicWord<u64> for AtomicU64 {
     fn compare_exchange(&self, current: u64, new: u64, success: Ordering) -> Result<u64, u64> {
         self.compare_exchange(current, new, success, Ordering::Relaxed)
     }
-    fn update(&self, mut seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        loop {
-            let Some(new) = change(seen) else { return Err(seen) };
-            match self.compare_exchange(seen, new, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Ok(new),
-                Err(now) => seen = now,
-            }
-        }
-    }
 }
 
 pub(super) type RawMutex<T> = shuttle::sync::Mutex<T>;

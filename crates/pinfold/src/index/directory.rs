@@ -1,12 +1,8 @@
 //! The directory: the tree's entry for each block of 64 pages, in one flat array.
 //!
-//! Here: the array, how the writer updates it, and what a handle keeps of it. Not here: the tree,
-//! which alone is exact.
-//!
-//! A walk from the root costs some instructions for the root and more for each level, and the time
-//! of a hit depends on its number of instructions (docs/cache.md, "What a short read costs"). With
-//! the directory any page of the first 16 GiB is found by one load, or two where its block is made
-//! of small folios: that of the leaf's number, and that of its slot.
+//! A walk costs some instructions for the root and more for each level, and these are most of a hit
+//! (docs/cache.md, "What a short read costs"). With the directory any page of the first 16 GiB is
+//! found by one load, or two where its block is made of small folios.
 //!
 //! A word of the directory is that of the tree's slot for the block: empty, a folio of 64
 //! pages or more (or the one that sits in the root), or the leaf. It is stored after the tree was
@@ -16,12 +12,11 @@
 //!
 //! # Growth
 //!
-//! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
-//! opened. The first page that is inserted past that end allocates a second array, of the largest
-//! size (256 KiB; the system gives memory to the parts that are used): once in a file's life, under
-//! the file's mutex, as the first array must not change while it is copied. The first one stays as
-//! long as the index, and the writer updates both: readers that only know the first may go on using
-//! it. A look-up past its end finds the second. Past the end of the second, readers walk the tree.
+//! The array has 4 bytes for each 256 KiB of the file as long as it was when it was opened. The first
+//! page that is inserted past that end allocates a second array, of the largest size (256 KiB; the
+//! system gives memory to the parts that are used): once in a file's life, under the file's mutex.
+//! The first one stays as long as the index, and the writer updates both: readers that only know the
+//! first may go on using it. Past the end of the second, readers walk the tree.
 
 use std::sync::OnceLock;
 

@@ -1,7 +1,5 @@
 //! The words of the index: what a slot and what a root may hold.
 //!
-//! Here: packing and unpacking, nothing that touches memory.
-//!
 //! # A slot: 32 bits
 //!
 //! | top two bits | meaning | the other 30 bits |
@@ -10,9 +8,8 @@
 //! | `01` | folio | frame number of the folio's head |
 //! | `11` | node | minus its distance from the anchor, see `memory.rs` |
 //!
-//! The tag is at the top, not at the bottom, so that *one* unsigned comparison, `word >= first`,
-//! says both "this is a node" and "it lies inside the arena"; and so that the sign-extended word
-//! is already the node's offset.
+//! With the tag at the top, *one* unsigned comparison, `word >= first`, says both "this is a node"
+//! and "it lies inside the arena"; and the sign-extended word is already the node's offset.
 //!
 //! | from \ to | empty | folio | node |
 //! |---|---|---|---|
@@ -78,11 +75,9 @@ impl Entry {
 }
 
 /// The root: its entry and how many pages it covers, in one word so that a reader can never see
-/// the one without the other.
-///
-/// `bits` is the log2 of the pages covered. Under a node it is (level + 1) times the bits of a
-/// level; a folio may sit in the root itself (then `bits` is its order), so a file of
-/// one folio needs no node and its look-up is one load.
+/// the one without the other. `bits` is the log2 of the pages covered: under a node, (level + 1)
+/// times the bits of a level. A folio may sit in the root itself (then `bits` is its order), so a
+/// file of one folio needs no node and its look-up is one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     pub(super) entry: Entry,

@@ -1,7 +1,4 @@
 //! The look-up of a hit: the directory's words, kept where a handle has them at once.
-//!
-//! Here: what a handle keeps of an index. Not here: the directory (`directory.rs`), the tree that
-//! alone is exact (`tree.rs`).
 
 use super::entry::{Entry, FrameNumber};
 use super::memory::NodeMemory;
@@ -10,9 +7,6 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// What a handle keeps of an index, to look pages up without a load that waits for another one.
-///
-/// # Invariants
-///
 /// `words` points to at least `blocks` words, in an array of the index's directory.
 #[derive(Debug)]
 pub(crate) struct Lookup<const BITS: u32 = { super::types::BITS }> {
@@ -34,16 +28,15 @@ impl<const BITS: u32> Lookup<BITS> {
         Lookup {
             words: AtomicPtr::new(words.as_ptr().cast_mut()),
             blocks: AtomicUsize::new(words.len()),
-            memory: index.node_memory(),
+            memory: index.memory.clone(),
             #[cfg(loom)]
             first: (words.as_ptr().addr(), words.len() as u64),
         }
     }
 
     /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a
-    /// page, where the directory has it as far as it is known here. For all other pages there is
-    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios
-    /// only.
+    /// page, where the directory has it as far as it is known here; else there is
+    /// [`Self::hint_behind`].
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
         self.hint_and_size(at, unit).map(|(head, _)| head)

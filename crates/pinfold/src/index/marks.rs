@@ -1,7 +1,5 @@
-//! Marks: which folios are dirty, under writeback, or to be written by the running sync.
-//!
-//! Here: setting and clearing, and whether a folio is clean. Not here: finding marked folios
-//! (`walk.rs`). Until writing is implemented, only tests set a mark.
+//! Marks: which folios are dirty, under writeback, or to be written by the running sync. `walk.rs`
+//! finds marked folios. Until writing is implemented, only tests set a mark.
 //!
 //! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or
 //! a replacement keeps it by not touching it. A parent's bit for a child is set exactly while the
@@ -15,8 +13,8 @@ use super::writer::{IndexWriter, Seat};
 use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if
-    /// there is no folio.
+    /// Sets `mark` on the folio that holds `page`, if there is one. Returns whether it was clear
+    /// before.
     #[cfg(test)]
     pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
@@ -30,8 +28,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(!was)
     }
 
-    /// Clears `mark` on the folio that holds `page`. Returns whether it was set before, `None` if
-    /// there is no folio.
+    /// Clears `mark` on the folio that holds `page`, if there is one. Returns whether it was set
+    /// before.
     #[cfg(test)]
     pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;

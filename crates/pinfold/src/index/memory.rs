@@ -1,7 +1,4 @@
-//! From a node's number to its words.
-//!
-//! Here: the address arithmetic, and the only `unsafe` of this folder. Not here: which nodes are
-//! free (`pool.rs`), what the words mean (`entry.rs`, `node.rs`).
+//! From a node's number to its words: the address arithmetic, and nearly all `unsafe` of this folder.
 //!
 //! # Layout
 //!
@@ -13,10 +10,8 @@
 //!         256 B     256 B           256 B       32 B             32 B         < 288 B
 //! ```
 //!
-//! Slots and headers are apart for two reasons. Slots start on a 256-byte boundary, so a node's
-//! number counts 256 bytes and 30 bits of it reach 256 GiB (with the header beside the slots it
-//! would count 32 bytes and reach 32 GiB). And marks and counts are on lines that no look-up ever
-//! reads, so setting a mark takes no line away from readers.
+//! Slots and headers are apart: so slots start on a 256-byte boundary, and 30 bits of a node's number
+//! reach 256 GiB; and marks and counts are on lines that no look-up ever reads.
 //!
 //! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
 //! 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
@@ -24,12 +19,10 @@
 //!
 //! # Why slabs are never given back
 //!
-//! A look-up holds nothing. It may have loaded a node's number, been put to sleep, and wake when
-//! the node has been freed and reused. It then loads one word of that node. For this to be harmless
-//! the word must be an index word, written by atomic stores only: were the slab given back and
-//! filled with file bytes, the load would race with plain stores and its result would be an
-//! arbitrary number. With slabs that stay slabs, whatever a stale walk reads is a valid entry of
-//! *some* file.
+//! A look-up holds nothing. It may load a word of a node that has been freed and reused. For this to
+//! be harmless the word must be an index word, written by atomic stores only: file bytes there would
+//! be plain stores of arbitrary numbers. With slabs that stay slabs, whatever a stale walk reads is a
+//! valid entry of *some* file.
 
 use super::entry::Entry;
 use crate::base::sync::{AtomicU32, AtomicU64};
@@ -55,7 +48,7 @@ mod real {
 
     /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a look-up
     /// needs no second line to find them.
-    #[derive(Clone, Copy, Debug)]
+    #[derive(Clone, Debug)]
     pub(in super::super) struct NodeMemory<const BITS: u32> {
         /// Where the node of word 0 would be: 2^32 nodes below the anchor, far outside of the
         /// arena. From here a word leads to its node without a sign extension. Derived from the

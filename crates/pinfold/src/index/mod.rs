@@ -1,12 +1,9 @@
 //! The index of one file: from page offset to folio, in the manner of Linux's `XArray`, but for
 //! readers that hold nothing, neither a lock nor RCU.
 //!
-//! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
-//! still the right one (`frames/`), which thread may change a file (its mutex), which page to evict
-//! (policy).
-//!
-//! It stands on `frames/` and `base/`. A file uses only those in the rows below it.
-//!
+//! Not here: what a frame is and whether it is still the right one (`frames/`), which thread may
+//! change a file (its mutex), which page to evict (policy). It stands on `frames/` and `base/`. A file
+//! uses only those in the rows below it.
 //! ```text
 //! lookup      a hit's look-up: the directory's words, kept in the handle
 //! walk        the next folio, marked folio or hole in a range
@@ -26,9 +23,9 @@
 //! # What a racing look-up may return
 //!
 //! One writer at a time; any number of look-ups of page p meanwhile. A look-up is a load of the
-//! root and one load per level, each a whole word, so no word is ever torn; every word it can meet
-//! is a valid entry (`memory.rs` says why), so no address is ever outside the arena; and it makes
-//! at most as many steps as the root it read has levels, so it ends whatever writers do.
+//! root and one load per level, each a whole word; every word it can meet is a valid entry
+//! (`memory.rs` says why), so no address is ever outside the arena; and it makes at most as many
+//! steps as the root it read has levels, so it ends whatever writers do.
 //!
 //! | writer | order of its stores | a racing look-up of p may return |
 //! |---|---|---|
@@ -49,21 +46,16 @@
 //!
 //! # Publication
 //!
-//! Node slots and the root are stored with release and loaded with acquire. The loads form a
-//! dependent chain (each word is the next address), which every supported CPU keeps in order by
-//! itself; but Rust has no consume, and a compiler may not know that it must keep the dependency.
-//! On x86-64 acquire is a plain `mov`. On aarch64 it is `ldar` (`ldapr` where the target has
-//! `rcpc`) in place of `ldr`: same port, and it waits for an earlier `stlr` of the same thread at
-//! most, of which a reader has none.
+//! Node slots and the root are stored with release and loaded with acquire: the loads form a
+//! dependent chain, but Rust has no consume. On x86-64 acquire is a plain `mov`; on aarch64 it waits
+//! for an earlier `stlr` of the same thread at most, of which a reader has none.
 //!
 //! # Entries of many pages
 //!
 //! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head.
-//! Linux puts the head in one slot and "sibling" entries, that point at it, in the others: there
-//! the look-up must, for a sibling, load a second slot and retry under races. Here any page is
-//! found by the same loads as a page of a small folio; no state "sibling of a head that is gone"
-//! exists. The writer pays for it: replacing stores up to 32 words instead of one, and a folio's
-//! order is found by comparing neighbours, five loads at most.
+//! (Linux puts the head in one slot and "sibling" entries in the others, for which the look-up must
+//! load a second slot.) The writer pays for it: replacing stores up to 32 words instead of one, and
+//! a folio's order is found by comparing neighbours, five loads at most.
 
 mod directory;
 mod entry;
@@ -80,7 +72,7 @@ mod walk;
 mod writer;
 
 #[cfg(all(test, not(shuttle)))]
-pub(crate) use self::{entry::FrameNumber, split::SplitError, types::ORDER_MAX};
+pub(crate) use self::{entry::FrameNumber, types::ORDER_MAX};
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 

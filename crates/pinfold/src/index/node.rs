@@ -1,8 +1,5 @@
-//! One node: 64 slots that readers load, and a header that only the file's writer touches.
-//!
-//! Here: the words of a node and how they are loaded and stored; every `Ordering` of a slot that a
-//! writer uses is in this file. Not here: which node is the child of which (`writer.rs`,
-//! `shape.rs`).
+//! One node: 64 slots that readers load, and a header that only the file's writer touches. Every
+//! `Ordering` of a slot that a writer uses is in this file.
 //!
 //! # The header
 //!
@@ -15,9 +12,8 @@
 //! | 38..44 | level | 0 is a leaf, level l has 64^l pages a slot |
 //! | 44..51 | present | slots that hold a folio or a node, 0..=64 |
 //!
-//! In a free node the links word holds the next free node. The header needs no ordering of its own:
-//! the file's mutex and the pool's order all accesses. It is atomic only because the memory is
-//! shared.
+//! In a free node the links word holds the next free node. The file's mutex and the pool's order all
+//! accesses to the header: they are relaxed. It is atomic only because the memory is shared.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -131,22 +127,18 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
     }
 
     pub(super) fn marks(self, mark: Mark) -> u64 {
-        // Relaxed: header, see the head of the file.
         self.header(mark as usize).load(Ordering::Relaxed)
     }
 
     pub(super) fn set_marks(self, mark: Mark, bits: u64) {
-        // Relaxed: header, see the head of the file.
         self.header(mark as usize).store(bits, Ordering::Relaxed);
     }
 
     pub(super) fn links(self) -> Links {
-        // Relaxed: header, see the head of the file.
         Links::unpack(self.header(LINKS).load(Ordering::Relaxed))
     }
 
     pub(super) fn set_links(self, links: Links) {
-        // Relaxed: header, see the head of the file.
         self.header(LINKS).store(links.pack(), Ordering::Relaxed);
     }
 
@@ -159,19 +151,16 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
     }
 
     pub(super) fn next_free(self) -> u32 {
-        // Relaxed: header; the pool's mutex orders this with `set_next_free`.
         self.header(LINKS).load(Ordering::Relaxed) as u32
     }
 
     pub(super) fn set_next_free(self, word: u32) {
-        // Relaxed: header; the pool's mutex orders this with `next_free`.
         self.header(LINKS).store(u64::from(word), Ordering::Relaxed);
     }
 
-    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots.
-    ///
-    /// A head's number is in the tree once, so the slots that hold it are one naturally aligned
-    /// run. Costs at most one load per doubling.
+    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots. (A head's number
+    /// is in the tree once, so the slots that hold it are one aligned run.) Costs at most one load per
+    /// doubling.
     pub(super) fn run(self, i: u32) -> (u32, u32) {
         let entry = self.load(i);
         debug_assert!(entry.frame().is_some());

@@ -1,14 +1,9 @@
 //! Where index nodes come from: one pool per cache, shared by all its files.
 //!
-//! Here: slabs, the free list, a writer's stash. Not here: what a node contains (`node.rs`), where
-//! it lies (`memory.rs`), where slabs come from (the frame allocator; the caller passes a closure).
-//!
 //! Nodes are taken up front: a writer reserves what its next change can need, the change itself
 //! cannot fail. Reserving never calls the frame allocator, which may have to reclaim and for that
 //! take other files' locks: on `NoNodes` the caller releases its file's mutex, calls `refill`, and
-//! tries again.
-//!
-//! Slabs are never given back, see `memory.rs` for why.
+//! tries again. Slabs are never given back, see `memory.rs` for why.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -52,9 +47,7 @@ pub(crate) struct NodePool<const BITS: u32 = { super::types::BITS }> {
 
 #[derive(Debug)]
 struct NodePoolState {
-    /// First free node, linked through the headers; 0 is none.
-    free: u32,
-    free_count: u64,
+    free: NodeChain,
     /// Nodes of the newest slab that were never used: their memory is not touched before it is
     /// needed.
     fresh: Range<u32>,
@@ -66,13 +59,15 @@ struct NodePoolState {
 
 impl NodePoolState {
     fn available(&self) -> u64 {
-        self.free_count + u64::from(self.fresh.end - self.fresh.start)
+        u64::from(self.free.len) + u64::from(self.fresh.end - self.fresh.start)
     }
 }
 
-/// Nodes that a writer has taken and not used yet, linked like the free list.
+/// Nodes that are in no tree, linked through their headers: the pool's, or those that a writer has
+/// taken and not used yet. Stale readers may still be in them.
 #[derive(Debug, Default)]
-pub(super) struct Stash {
+pub(super) struct NodeChain {
+    /// 0 is none.
     first: u32,
     len: u32,
 }
@@ -104,7 +99,8 @@ impl<const BITS: u32> NodePool<BITS> {
 
     fn over(memory: NodeMemory<BITS>, fresh: Range<u32>) -> Self {
         let nodes = u64::from(fresh.end - fresh.start);
-        let state = NodePoolState { free: 0, free_count: 0, fresh, slabs: 0, nodes, indexes: 0 };
+        let state =
+            NodePoolState { free: NodeChain::default(), fresh, slabs: 0, nodes, indexes: 0 };
         NodePool { memory, state: Mutex::new(state) }
     }
 
@@ -115,18 +111,13 @@ impl<const BITS: u32> NodePool<BITS> {
     pub(crate) fn new_index(&self, pages: u64) -> (Index<BITS>, IndexOwner) {
         let mut state = self.state.lock();
         state.indexes += 1;
-        Index::new(self.memory(), state.indexes, pages)
+        Index::new(self.memory.clone(), state.indexes, pages)
     }
 
     /// Adds to the number of indexes made so far, as if they had been dropped since.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn age(&self, indexes: u64) {
         self.state.lock().indexes += indexes;
-    }
-
-    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
-    fn memory(&self) -> NodeMemory<BITS> {
-        self.memory.clone()
     }
 
     /// Whether an index over `memory` takes its nodes from this pool.
@@ -163,7 +154,7 @@ impl<const BITS: u32> NodePool<BITS> {
             self.add_slab(slab);
         }
         // Others took what was added; the caller's retry loop decides how often to come back.
-        Err(NoNodes { wanted, free: self.stats().nodes - self.stats().nodes_in_use })
+        Err(NoNodes { wanted, free: self.state.lock().available() })
     }
 
     /// The checker's pool cannot grow.
@@ -183,7 +174,7 @@ impl<const BITS: u32> NodePool<BITS> {
         let count = self.memory.nodes_per_slab();
         let mut state = self.state.lock();
         while let Some(word) = state.fresh.next() {
-            self.push(&mut state, word); // at most one slab's worth
+            self.link(&mut state.free, word); // at most one slab's worth
         }
         // The arena's last slab ends in spare bytes, so the end never wraps to 0.
         state.fresh = first..first + count;
@@ -211,7 +202,7 @@ impl<const BITS: u32> NodePool<BITS> {
     }
 
     /// Fills `stash` up to `wanted` nodes, all or nothing.
-    pub(super) fn take(&self, stash: &mut Stash, wanted: u32) -> Result<(), NoNodes> {
+    pub(super) fn take(&self, stash: &mut NodeChain, wanted: u32) -> Result<(), NoNodes> {
         let Some(missing) = wanted.checked_sub(stash.len).filter(|&n| n > 0) else {
             return Ok(());
         };
@@ -220,59 +211,35 @@ impl<const BITS: u32> NodePool<BITS> {
             return Err(NoNodes { wanted, free: state.available() });
         }
         for _ in 0..missing {
-            let word = self.pop(&mut state);
-            self.node(Entry(word)).set_next_free(stash.first);
-            stash.first = word;
-            stash.len += 1;
+            let free = self.unlink(&mut state.free).or_else(|| state.fresh.next());
+            self.link(stash, free.expect("counted before"));
         }
         Ok(())
     }
 
     /// Gives back all of `stash`.
-    pub(super) fn give_back(&self, stash: &mut Stash) {
+    pub(super) fn give_back(&self, stash: &mut NodeChain) {
         if stash.len == 0 || mutant::on(Mutant::LeakNodes) {
             return;
         }
         let mut state = self.state.lock();
-        while stash.len > 0 {
-            let word = self.unstash(stash);
-            self.push(&mut state, word);
+        while let Some(word) = self.unlink(stash) {
+            self.link(&mut state.free, word);
         }
-        assert_eq!(stash.first, 0, "the stash's count and its chain disagree");
     }
 
-    /// Takes one node out of the stash.
-    ///
-    /// # Panics
-    /// If it is empty: the reservation was too small, which is a bug in `index`.
-    pub(super) fn unstash(&self, stash: &mut Stash) -> u32 {
-        assert!(stash.len > 0, "a change needs more nodes than were reserved");
-        let word = stash.first;
-        stash.first = self.node(Entry(word)).next_free();
-        stash.len -= 1;
-        word
+    /// Puts a node into a chain.
+    pub(super) fn link(&self, chain: &mut NodeChain, word: u32) {
+        self.node(Entry(word)).set_next_free(chain.first);
+        chain.first = word;
+        chain.len += 1;
     }
 
-    /// Puts a node that is out of the tree into the stash. Stale readers may still be in it.
-    pub(super) fn stash(&self, stash: &mut Stash, word: u32) {
-        self.node(Entry(word)).set_next_free(stash.first);
-        stash.first = word;
-        stash.len += 1;
-    }
-
-    fn pop(&self, state: &mut NodePoolState) -> u32 {
-        if state.free == 0 {
-            return state.fresh.next().expect("counted before");
-        }
-        let word = state.free;
-        state.free = self.node(Entry(word)).next_free();
-        state.free_count -= 1;
-        word
-    }
-
-    fn push(&self, state: &mut NodePoolState, word: u32) {
-        self.node(Entry(word)).set_next_free(state.free);
-        state.free = word;
-        state.free_count += 1;
+    /// Takes a node out of a chain.
+    pub(super) fn unlink(&self, chain: &mut NodeChain) -> Option<u32> {
+        chain.len = chain.len.checked_sub(1)?;
+        let word = chain.first;
+        chain.first = self.node(Entry(word)).next_free();
+        Some(word)
     }
 }

@@ -1,12 +1,8 @@
 //! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
 //!
-//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`).
-//!
 //! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
-//! at page 0 sits in the root itself; a node whose only entry is a node
-//! in slot 0 gives the root to that one.
-//!
-//! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
+//! at page 0 sits in the root itself; a node whose only entry is a node in slot 0 gives the root to
+//! that one. A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
 
 use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};
@@ -63,8 +59,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
 
     /// A node from the stash, all slots empty.
     pub(super) fn new_node(&mut self, links: Links) -> Node<'a, BITS> {
-        let word = self.pool.unstash(&mut self.stash);
-        let node = self.node(Entry(word));
+        let word = self.pool.unlink(&mut self.stash);
+        let node = self.node(Entry(word.expect("as many nodes as a change needs are reserved")));
         node.clear(links);
         self.owner.nodes += 1;
         node
@@ -72,7 +68,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
 
     /// Takes a node that is no longer linked out of the count and into the stash.
     fn free_node(&mut self, node: Node<'a, BITS>) {
-        self.pool.stash(&mut self.stash, node.entry().0);
+        self.pool.link(&mut self.stash, node.entry().0);
         self.owner.nodes -= 1;
     }
 

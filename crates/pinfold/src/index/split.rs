@@ -2,7 +2,7 @@
 //!
 //! # Order of steps
 //!
-//! 1. The entry is found and its order compared; the nodes it needs are taken from the pool.
+//! 1. The entry is found; the nodes it needs are taken from the pool.
 //! 2. If the entry sits in the root itself, a node is put under it.
 //! 3. Slot by slot, in rising order: if the pieces are of a lower level, their nodes are built
 //!    completely; then one release store puts the piece, or the node, in place of the old head.
@@ -10,32 +10,12 @@
 //! At every moment each page's way leads to the old head or to its piece's head, so a page that
 //! stays resident is never missed. Every piece has the marks the old entry had.
 
-use super::entry::Entry;
-use super::entry::FrameNumber;
+use super::entry::{Entry, FrameNumber};
 use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
-use super::types::{FolioAt, Mark};
+use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
 use crate::base::mutant::{self, Mutant};
-
-/// Why a split changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SplitError {
-    /// No folio holds the page.
-    #[error("page {0} has no folio to split")]
-    Absent(u64),
-    /// The folio is not what the caller thinks.
-    #[error("page {} is in a folio of order {}, not {expected}", found.page, found.order)]
-    Order {
-        /// What the caller said.
-        expected: u32,
-        /// What there is.
-        found: FolioAt,
-    },
-    /// Refill the pool and try again.
-    #[error(transparent)]
-    NoNodes(#[from] NoNodes),
-}
 
 /// What the pieces are, while subtrees are built.
 struct SplitPieces<F> {
@@ -70,25 +50,22 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Splits the folio that holds `page`, of `old_order`, into pieces of `new_order`; piece i, in
-    /// the file's order, gets the head `head(i)`. The heads must differ from each other.
+    /// Splits the folio that holds `page` into pieces of `new_order`; piece i, in the file's order,
+    /// gets the head `head(i)`. The heads must differ from each other.
     ///
     /// # Errors
-    /// See [`SplitError`]; nothing was changed.
+    /// [`NoNodes`]; nothing was changed.
     ///
     /// # Panics
-    /// If `new_order` is not below `old_order`.
+    /// If there is no folio, or one of `new_order` or less.
     pub(crate) fn split(
         &mut self,
         page: u64,
-        old_order: u32,
         new_order: u32,
         head: impl FnMut(u32) -> FrameNumber,
-    ) -> Result<(), SplitError> {
-        let folio = self.folio(page).ok_or(SplitError::Absent(page))?;
-        if folio.order != old_order {
-            return Err(SplitError::Order { expected: old_order, found: folio });
-        }
+    ) -> Result<(), NoNodes> {
+        let folio = self.folio(page).expect("a folio to split");
+        let old_order = folio.order;
         self.reserve_split(old_order, new_order)?;
         self.push_root_down();
         let (_, seat) = self.find(page).expect("found before");

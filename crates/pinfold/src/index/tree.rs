@@ -1,7 +1,4 @@
 //! One file's index as readers have it: the root, and looking a page up.
-//!
-//! Here: the walk, and what the writer keeps of the tree. Not here: changing it (`writer.rs`), and
-//! the way of a hit (`lookup.rs`).
 
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
@@ -18,10 +15,8 @@ pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
     pub(super) id: u64,
 }
 
-/// The right to change one index. Keep it inside the file's mutex.
-///
-/// It can be neither copied nor made: [`NodePool::new_index`] makes one for each index, and a
-/// writer borrows it mutably. So two writers at once do not type-check.
+/// The right to change one index: keep it inside the file's mutex. [`NodePool::new_index`] makes one
+/// for each index, and a writer borrows it mutably, so two writers at once do not type-check.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
     pub(super) id: u64,
@@ -47,12 +42,6 @@ impl<const BITS: u32> Index<BITS> {
     /// Bytes that it takes outside of the arena, beside itself.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.directory.bytes()
-    }
-
-    /// Where its nodes are.
-    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
-    pub(super) fn node_memory(&self) -> NodeMemory<BITS> {
-        self.memory.clone()
     }
 
     /// The head of the folio that holds `page`: a hint in both directions, see the head of the

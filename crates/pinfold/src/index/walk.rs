@@ -1,9 +1,4 @@
-//! Finding the next folio, marked folio, or hole in a range of pages.
-//!
-//! With the file's mutex held. Eviction and dropping walk over all folios, a fill asks for the first
-//! hole, the count of dirty bytes for marked folios; writeback will, too. A look-up of one page
-//! (`lookup.rs`) needs no mutex.
-//!
+//! Finding the next folio, marked folio, or hole in a range of pages, with the file's mutex held.
 //! Nothing is kept between two calls, so the caller may change the index, or release the mutex,
 //! after each result. A call costs one descent, plus one for each node it finds to hold nothing.
 

@@ -1,12 +1,9 @@
-//! Changing what a page's slots hold: insert, remove, replace.
-//!
-//! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`).
-//!
-//! Each change finds all its reasons to fail before its first store.
+//! Changing what a page's slots hold: insert, remove, replace. Each change finds all its reasons to
+//! fail before its first store. How the tree gets its shape is in `shape.rs`.
 
 use super::entry::{Entry, FrameNumber, Kind, Root};
 use super::node::{Node, slot_mask};
-use super::pool::{NoNodes, NodePool, Stash};
+use super::pool::{NoNodes, NodeChain, NodePool};
 use super::tree::{Index, IndexOwner};
 use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END};
 use crate::base::mutant::{self, Mutant};
@@ -18,7 +15,7 @@ pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::types::BITS }> {
     pub(super) index: &'a Index<BITS>,
     pub(super) owner: &'a mut IndexOwner,
     pub(super) pool: &'a NodePool<BITS>,
-    pub(super) stash: Stash,
+    pub(super) stash: NodeChain,
 }
 
 /// Why an insert changed nothing.
@@ -53,14 +50,6 @@ fn check_folio(page: u64, order: u32) {
 }
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    pub(super) fn new(
-        index: &'a Index<BITS>,
-        owner: &'a mut IndexOwner,
-        pool: &'a NodePool<BITS>,
-    ) -> Self {
-        IndexWriter { index, owner, pool, stash: Stash::default() }
-    }
-
     pub(super) fn root(&self) -> Root {
         // Relaxed: only the writer stores the root, and the file's mutex orders writers.
         Root::unpack(self.index.root.load(Ordering::Relaxed))
@@ -277,6 +266,6 @@ impl<const BITS: u32> Index<BITS> {
     ) -> IndexWriter<'a, BITS> {
         assert!(pool.feeds(&self.memory), "this index takes its nodes from another pool");
         assert_eq!(self.id, owner.id, "this owner belongs to another index");
-        IndexWriter::new(self, owner, pool)
+        IndexWriter { index: self, owner, pool, stash: NodeChain::default() }
     }
 }

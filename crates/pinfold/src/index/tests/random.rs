@@ -3,9 +3,7 @@
 use super::arena::Arena;
 use super::audit::audit;
 use crate::base::mutant::{self, Mutant};
-use crate::index::{
-    FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END, SplitError,
-};
+use crate::index::{FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;
@@ -176,22 +174,14 @@ fn insert<const BITS: u32>(
 }
 
 fn split<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, page: u64, down: u32) {
-    let Some(folio) = model.folio(page) else {
-        assert_eq!(writer.split(page, 1, 0, FrameNumber), Err(SplitError::Absent(page)));
-        return;
-    };
-    if folio.order == 0 {
-        let error = SplitError::Order { expected: 1, found: folio };
-        assert_eq!(writer.split(page, 1, 0, FrameNumber), Err(error));
-        return;
-    }
+    let Some(folio) = model.folio(page).filter(|folio| folio.order > 0) else { return };
     let new_order = folio.order.saturating_sub(down);
     let (_, marks) = model.folios.remove(&folio.page).unwrap();
     // The first piece keeps its head, as a real split does.
     let base = model.next_frame + 1;
     model.next_frame += 512;
     let head = |i| if i == 0 { folio.frame } else { FrameNumber(base + i) };
-    writer.split(page, folio.order, new_order, head).unwrap();
+    writer.split(page, new_order, head).unwrap();
     for i in 0..1_u32 << (folio.order - new_order) {
         let page = folio.page + (u64::from(i) << new_order);
         let piece = FolioAt { page, order: new_order, frame: head(i) };

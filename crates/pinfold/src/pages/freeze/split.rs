@@ -47,8 +47,8 @@ pub(crate) fn split(
     let pieces = 1 << (folio.order - u32::from(order.get()));
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     hand_out_pieces(core, mapping, folio, order, pieces);
-    let split = writer.split(folio.page, folio.order, u32::from(order.get()), piece);
-    split.expect("the nodes were reserved, and the folio is there");
+    let split = writer.split(folio.page, u32::from(order.get()), piece);
+    split.expect("the nodes were reserved");
     drop(writer);
     changing.folios_added(u64::from(pieces - 1));
     let mut woken = Woken::default();

@@ -15,12 +15,10 @@ impl RunMap {
         self.0[offset as usize / 64] >> (offset % 64) & 1 == 1
     }
 
-    /// How many frames are in the set.
     pub(crate) fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether the whole run is in the set.
     pub(crate) fn is_full(&self) -> bool {
         self.len() == RunMap::FRAMES
     }

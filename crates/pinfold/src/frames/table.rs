@@ -120,7 +120,6 @@ impl Table {
     }
 }
 
-/// Entries in a page of the table.
 const PAGE_ENTRIES: usize = PAGE_BYTES / 64;
 
 /// After so many frames (log2), those of the largest folio, the table has an unused entry.

@@ -48,11 +48,9 @@ impl FrameNumber {
 pub(crate) struct Order(pub(super) u8);
 
 impl Order {
-    /// One frame.
     pub(crate) const MIN: Order = Order(0);
     /// 512 frames: 2 MiB, what one huge page of the machine maps.
     pub(crate) const MAX: Order = Order(FOLIO_ORDER_MAX);
-    /// How many orders there are.
     pub(crate) const COUNT: usize = Order::MAX.0 as usize + 1;
 
     /// The order `order`, if there is such an order.
@@ -60,17 +58,14 @@ impl Order {
         if order <= Order::MAX.0 { Some(Order(order)) } else { None }
     }
 
-    /// The order as a number, 0 to 9.
     pub(crate) const fn get(self) -> u8 {
         self.0
     }
 
-    /// Frames in a folio of this order.
     pub(crate) const fn frames(self) -> u32 {
         1 << self.0
     }
 
-    /// Bytes in a folio of this order.
     pub(crate) const fn bytes(self) -> usize {
         PAGE_BYTES << self.0
     }

@@ -158,7 +158,6 @@ impl Frame {
         self.uses.load(Ordering::Relaxed) >= SETTLED
     }
 
-    /// How often the folio was used lately, 0 to [`USES_MAX`].
     #[inline]
     pub(crate) fn uses(&self) -> u8 {
         self.uses.load(Ordering::Relaxed) & USES_MAX

@@ -1,6 +1,4 @@
 //! Heap memory at a chosen alignment, for bounce buffers and probes.
-//!
-//! Belongs here: the buffer alone. Cache memory never comes from here (see `frames/`).
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,7 +1,5 @@
 //! The source of one file, as the rest of the cache sees it. Every call to a source goes through
 //! here: it is timed, its result is checked, and a panic becomes an error.
-//!
-//! Belongs here: the metering, the zeroing beyond the end, reporting a truncated file.
 
 use std::borrow::Cow;
 use std::io;
@@ -31,7 +29,6 @@ const CLOSED: &str = "none: the file is closed";
 /// have little to do.
 const FEW: u64 = 1;
 
-/// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
     current: RwLock<Current>,
@@ -45,9 +42,7 @@ struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
     /// What the source reads, if it is a file of the system.
-    file: Option<OfSystem>,
-    /// The descriptor of a file that threads may read by rings of their own.
-    own_rings: Option<Arc<Descriptor>>,
+    file: Option<Arc<Descriptor>>,
     /// The source's own: nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
 }
@@ -57,7 +52,7 @@ struct Current {
 #[derive(Debug, Default)]
 pub(crate) struct LetGo {
     source: Option<SharedSource>,
-    file: Option<OfSystem>,
+    file: Option<Arc<Descriptor>>,
 }
 
 impl LetGo {
@@ -67,15 +62,8 @@ impl LetGo {
 
     /// Whether it is a file to which no path leads any more.
     pub(crate) fn is_deleted(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| file.descriptor.is_deleted())
+        self.file.as_ref().is_some_and(|file| file.is_deleted())
     }
-}
-
-/// A file of the system.
-#[derive(Clone, Debug)]
-struct OfSystem {
-    descriptor: Arc<Descriptor>,
-    fine_times: bool,
 }
 
 /// A file was truncated: it ended before the length that it had when the cache last asked.
@@ -86,14 +74,11 @@ struct OfSystem {
     if end == offset { "there, or it ends before".to_owned() } else { format!("at {end}") }
 )]
 pub(crate) struct Truncated {
-    /// Where the read began.
     pub(crate) offset: u64,
-    /// How many bytes were asked for.
     pub(crate) asked_bytes: u64,
     /// Where the source ended when it was read: there, or, if that is where the read began, perhaps
     /// before.
     pub(crate) end: u64,
-    /// The length that the cache had recorded.
     pub(crate) recorded_bytes: u64,
 }
 
@@ -124,9 +109,9 @@ pub(crate) struct OwnRing<'b> {
 }
 
 impl OwnRing<'_> {
-    /// The same as [`Backing::read`] for all of `first` and `others`, all of them under way at the
-    /// same time. `others` is called once, perhaps when the first read is under way: so `others`
-    /// must wait for nothing but locks.
+    /// As [`Backing::read`] for all of `first` and `others`, all of them under way at the same time.
+    /// `others` is called once, perhaps when the first read is under way: so it must wait for nothing
+    /// but locks.
     ///
     /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and up to three more where the
     /// sources of the cache have little else to do.
@@ -152,24 +137,17 @@ impl OwnRing<'_> {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        Self::with(source, None, None, engine)
+        Self::with(source, None, engine)
     }
 
     /// Of an opened file.
     pub(crate) fn of_file(opened: Opened, engine: Arc<Engine>) -> Self {
-        let Opened { source, file, fine_times, own_rings } = opened;
-        let file = OfSystem { descriptor: file, fine_times };
-        Self::with(source, Some(file), own_rings, engine)
+        Self::with(opened.source, Some(opened.file), engine)
     }
 
-    fn with(
-        source: Arc<dyn Source>,
-        file: Option<OfSystem>,
-        own_rings: Option<Arc<Descriptor>>,
-        engine: Arc<Engine>,
-    ) -> Self {
+    fn with(source: Arc<dyn Source>, file: Option<Arc<Descriptor>>, engine: Arc<Engine>) -> Self {
         let lane = Arc::new(pool::Lane::new());
-        let current = Current { source: Some(source.into()), file, own_rings, lane };
+        let current = Current { source: Some(source.into()), file, lane };
         Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
@@ -182,6 +160,11 @@ impl Backing {
     /// The source, as it is now. Only for whoever has a handle of the file.
     pub(super) fn source(&self) -> SharedSource {
         self.current.read().source.clone().expect("a file with a handle has a source")
+    }
+
+    /// The file of the system that it is, until it is let go of.
+    fn file(&self) -> Option<Arc<Descriptor>> {
+        self.current.read().file.clone()
     }
 
     /// What the source says that it is.
@@ -219,7 +202,6 @@ impl Backing {
     /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
     pub(crate) fn let_go(&self) -> LetGo {
         let mut current = self.current.write();
-        current.own_rings = None;
         LetGo { source: current.source.take(), file: current.file.take() }
     }
 
@@ -236,7 +218,7 @@ impl Backing {
 
     /// The calling thread's ring for a batch of reads, where it may have one for this source.
     pub(crate) fn own_ring(&self) -> Option<OwnRing<'_>> {
-        let file = self.current.read().own_rings.clone()?;
+        let file = self.file().filter(|file| file.by_own_rings)?;
         Some(OwnRing { ring: own_ring::take(file)?, backing: self })
     }
 
@@ -250,7 +232,7 @@ impl Backing {
         let _ = self.try_submit(batch);
     }
 
-    /// Submits a batch as [`submit`](Self::submit) does; says why the rest was not taken, if that will not change by itself.
+    /// [`submit`](Self::submit); says why the rest was not taken, if that will not change by itself.
     ///
     /// # Errors
     /// The source panicked, or no thread can be started.
@@ -268,11 +250,8 @@ impl Backing {
         // If the source panics, requests it has not taken stay in the batch; dropping ends the
         // others.
         let lane = self.current.read().lane.clone();
-        let start = || self.engine.start(&lane, &source, batch);
-        let started = guarded("start", start);
-        for request in batch {
-            request.forget_clock();
-        }
+        let started = guarded("start", || self.engine.start(&lane, &source, batch));
+        batch.iter_mut().for_each(Request::forget_clock);
         started.map(drop)
     }
 
@@ -283,27 +262,23 @@ impl Backing {
     /// What identifies the contents of the file now; nothing does of a block device, and of a source
     /// that the program implements.
     pub(crate) fn contents(&self) -> io::Result<Option<Contents>> {
-        let file = self.current.read().file.clone();
-        file.map_or(Ok(None), |file| file.descriptor.contents())
+        self.file().map_or(Ok(None), |file| file.contents())
     }
 
     /// Whether it is a file of which [`Contents::are_settled`] at once.
     pub(crate) fn has_fine_times(&self) -> bool {
-        let current = self.current.read();
-        let fine = |file: &OfSystem| file.fine_times && file.descriptor.is_all_direct();
-        current.file.as_ref().is_some_and(fine)
+        self.file().is_some_and(|file| file.fine_times && file.is_all_direct())
     }
 
     /// Whether it is a file of which not all reads are direct by now. Once it is closed nobody knows.
     pub(crate) fn is_read_indirectly(&self) -> bool {
-        let current = self.current.read();
-        current.file.as_ref().is_some_and(|file| !file.descriptor.is_all_direct())
+        self.file().is_some_and(|file| !file.is_all_direct())
     }
 
     /// As if the file system had refused a direct read.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn refuse_direct(&self) {
-        self.current.read().file.as_ref().expect("a file").descriptor.refuse_direct();
+        self.file().expect("a file").refuse_direct();
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
@@ -313,16 +288,14 @@ impl Backing {
     /// Drops what the kernel's page cache has of the range, if the source is a file that is read
     /// through it.
     pub(crate) fn forget(&self, range: Range<u64>) {
-        let file = self.current.read().file.clone();
-        if let Some(file) = file {
-            file.descriptor.forget(range);
+        if let Some(file) = self.file() {
+            file.forget(range);
         }
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        let Some(source) = self.current.read().source.clone() else { return CLOSED.into() };
-        let kind = guarded("kind", || Ok(source.kind()));
-        kind.unwrap_or("unknown (it panicked when it was asked)".into())
+        let source = self.current.read().source.clone();
+        source.map_or(CLOSED.into(), |source| source.name())
     }
 
     /// Whether it is a file of the system that is read through the kernel's page cache.

@@ -1,9 +1,6 @@
 //! Reads through the kernel's page cache of a file that is otherwise read directly; and which errors
 //! of a transfer are no reason to give it up.
 //!
-//! Belongs here: when a read does not go directly, and how often one is tried. Does not: the calls
-//! themselves.
-//!
 //! # When direct I/O is refused
 //! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
 //! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache from
@@ -37,7 +34,6 @@ const WRITTEN_AFTER_S: i64 = 60;
 const READ_AGAIN_BYTES: u64 = 128 << 10;
 const PAGE: u64 = 4096;
 
-/// How one transfer has gone so far.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     given_back: u8,
@@ -88,7 +84,6 @@ impl Tries {
         given_back && self.given_back < TRIES_MAX
     }
 
-    /// Whether the last try was direct.
     pub(super) fn was_direct(&self) -> bool {
         self.direct
     }
@@ -104,7 +99,6 @@ impl Beside {
         }
     }
 
-    /// The error by which a direct read was refused.
     pub(super) fn refused(&self) -> Option<Errno> {
         // Relaxed: the flag of the descriptor counts, and its call orders that.
         Some(self.refused.load(Ordering::Relaxed))
@@ -161,7 +155,6 @@ impl Beside {
         }
     }
 
-    /// Whether all reads are direct.
     pub(super) fn is_unused(&self) -> bool {
         let no_tail = self.tail.load(Ordering::Relaxed) == UNKNOWN; // as in `note`
         no_tail && self.refused().is_none()

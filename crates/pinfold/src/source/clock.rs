@@ -1,10 +1,7 @@
-//! The clock: asks requests to stop when their deadline has passed.
-//!
-//! Belongs here: one thread for each cache, started by its first deadline. Does not: how a request
-//! then ends (`request.rs`).
+//! The clock: one thread for each cache, started by its first deadline, that asks requests to stop
+//! when their deadline has passed.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -18,8 +15,7 @@ use super::request::{Control, Request};
 /// The list grows to this length before entries of ended requests are removed.
 const SWEEP_MIN: usize = 64;
 
-/// The deadlines of a cache's requests.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Clock {
     shared: Arc<ClockShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -33,44 +29,21 @@ struct ClockShared {
 
 #[derive(Debug, Default)]
 struct ClockState {
-    /// The earliest first.
-    deadlines: BinaryHeap<Reverse<Deadline>>,
+    /// By when, and a number of its own.
+    deadlines: BTreeMap<(Instant, u64), Weak<Control>>,
+    last: u64,
     /// The length at which entries of ended requests are removed next.
     sweep_at: usize,
     closing: bool,
 }
 
-#[derive(Debug)]
-struct Deadline {
-    at: Instant,
-    of: Weak<Control>,
-}
-
-impl PartialEq for Deadline {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for Deadline {}
-
-impl PartialOrd for Deadline {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Deadline {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
+impl ClockState {
+    fn first(&self) -> Option<Instant> {
+        self.deadlines.keys().next().map(|(at, _)| *at)
     }
 }
 
 impl Clock {
-    pub(super) fn new() -> Self {
-        Clock { shared: Arc::default(), thread: Mutex::new(None) }
-    }
-
     /// Watches the deadlines of the requests that have one. If the thread cannot be started, only
     /// carriers that check the time themselves notice a deadline.
     pub(super) fn watch<'r>(&self, requests: impl Iterator<Item = &'r Request>) {
@@ -79,15 +52,17 @@ impl Clock {
             return;
         }
         let mut state = self.shared.state.lock();
-        let before = state.deadlines.peek().map(|Reverse(first)| first.at);
-        state
-            .deadlines
-            .extend(watched.map(|(at, of)| Reverse(Deadline { at, of: Arc::downgrade(of) })));
+        let before = state.first();
+        for (at, of) in watched {
+            state.last += 1;
+            let key = (at, state.last);
+            state.deadlines.insert(key, Arc::downgrade(of));
+        }
         if state.deadlines.len() > state.sweep_at.max(SWEEP_MIN) {
-            state.deadlines.retain(|Reverse(deadline)| deadline.of.strong_count() > 0);
+            state.deadlines.retain(|_, of| of.strong_count() > 0);
             state.sweep_at = state.deadlines.len() * 2;
         }
-        let sooner = state.deadlines.peek().map(|Reverse(first)| first.at) != before;
+        let sooner = state.first() != before;
         drop(state);
         let mut thread = self.thread.lock();
         if thread.is_none() {
@@ -105,9 +80,7 @@ impl Clock {
         self.shared.state.lock().closing = true;
         self.shared.changed.notify_one();
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
-            join_unless_self(thread);
-        }
+        thread.into_iter().for_each(join_unless_self);
     }
 }
 
@@ -115,18 +88,18 @@ impl ClockShared {
     fn run(&self) {
         let mut state = self.state.lock();
         while !state.closing {
-            let Some(Reverse(first)) = state.deadlines.peek() else {
+            let Some(at) = state.first() else {
                 state = self.changed.wait(state);
                 continue;
             };
-            let left = first.at.saturating_duration_since(Instant::now());
+            let left = at.saturating_duration_since(Instant::now());
             if !left.is_zero() {
                 state = self.changed.wait_timeout(state, left);
                 continue;
             }
-            let Some(Reverse(due)) = state.deadlines.pop() else { continue };
+            let Some((_, due)) = state.deadlines.pop_first() else { continue };
             drop(state);
-            if let Some(control) = due.of.upgrade() {
+            if let Some(control) = due.upgrade() {
                 control.time_out();
             }
             state = self.state.lock();

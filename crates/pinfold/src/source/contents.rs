@@ -1,12 +1,9 @@
 //! What identifies the contents of a file of the system: whether another program has changed them.
-//!
-//! Belongs here: which of the file's attributes are compared, and when they can be trusted. Does
-//! not: what is dropped then (`refresh.rs`).
+//! What is dropped then is in `refresh.rs`.
 //!
 //! # What is compared
 //! The length, the time of the last change of the bytes (which a program can set back), and that of
-//! the last change of anything (which it cannot). Device and inode are the key of the file. The
-//! kernel's own number of changes (`STATX_CHANGE_COOKIE`) is not given to programs.
+//! the last change of anything (which it cannot). Device and inode are the key of the file.
 //!
 //! # When equal attributes mean equal contents
 //! A change stores the time at which it begins: on many file systems that of the last tick of the
@@ -18,11 +15,10 @@
 //!
 //! Since Linux 6.13 ("multigrain timestamps"), ext4, XFS, btrfs and tmpfs give a change after a
 //! question another time than before the question. A direct read of the first two waits for a
-//! buffered write that is under way (of btrfs, only where its extents are neither inline nor
-//! compressed). So their attributes are settled at once where reads are direct. But not
-//! where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes; and what is
-//! mounted as ext2 or ext3 has the magic number of ext4, but not these times. So the mount is asked
-//! for its type. What does not tell it has no fine times.
+//! buffered write that is under way. So their attributes are settled at once where reads are direct.
+//! But not where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes; and what
+//! is mounted as ext2 or ext3 has the magic number of ext4, but not these times: so the mount is
+//! asked for its type.
 
 use std::sync::OnceLock;
 
@@ -40,7 +36,6 @@ const COARSE_GRAIN_NS: i128 = 2_020_000_000;
 const EXT4_MAGIC: u64 = 0xef53;
 const XFS_MAGIC: u64 = 0x5846_5342;
 
-/// A time in seconds and nanoseconds.
 type Time = (i64, i64);
 
 /// The attributes of a file that change with its contents.

@@ -1,8 +1,6 @@
-//! An open file or block device, and the system calls on it.
-//!
-//! Belongs here: `preadv`, `pwritev` on raw extents (by libc: rustix and std want slices, and a
-//! slice of a frame must not exist), the loop around short transfers, length, sync, advice. Does
-//! not: whether the kernel's cache is used (`open.rs` sets the flag).
+//! An open file or block device, and the system calls on it: `preadv` and `pwritev` on raw extents
+//! (by libc: rustix and std want slices, and a slice of a frame must not exist), the loop around
+//! short transfers, length, sync, advice.
 
 use std::io;
 use std::ops::Range;
@@ -33,8 +31,60 @@ pub(super) struct Descriptor {
     /// The kernel begins a read of it without waiting for the device, or for anything else that may
     /// last.
     pub(super) begins_at_once: bool,
+    /// As by [`has_fine_times`](super::contents::has_fine_times).
+    pub(super) fine_times: bool,
+    /// Many reads that a thread waits for go by a ring of the thread's own.
+    pub(super) by_own_rings: bool,
     /// Of a file that is read directly, unless it was opened for direct I/O alone.
     pub(super) beside: Option<Beside>,
+}
+
+/// How far a transfer has come: the rule for all who carry transfers out.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) done: usize,
+    tries: Tries,
+}
+
+impl Progress {
+    /// The descriptor of `file` for the next try of a transfer that ends at `end`.
+    pub(super) fn descriptor(
+        &mut self,
+        file: &Descriptor,
+        direction: Direction,
+        end: u64,
+    ) -> RawFd {
+        match &file.beside {
+            Some(beside) => beside.descriptor(&file.fd, direction, end, &mut self.tries),
+            None => file.fd.as_raw_fd(),
+        }
+    }
+
+    /// What came of a transfer of `asked` bytes of which a try ended so; `None`: it is to be tried
+    /// again, for the rest.
+    pub(super) fn landed(
+        &mut self,
+        file: &Descriptor,
+        direction: Direction,
+        asked: usize,
+        got: Result<usize, Errno>,
+    ) -> Option<io::Result<usize>> {
+        match got {
+            Ok(got) => {
+                self.done += got;
+                (self.done >= asked || file.ended(self.done, got)).then_some(Ok(self.done))
+            }
+            Err(errno) => {
+                let refused = self.tries.was_direct()
+                    && direction == Direction::Read
+                    && refuses_direct(errno);
+                let refuse = |beside: &Beside| beside.refuse(&file.fd, errno);
+                let again =
+                    self.tries.again(errno) || refused && file.beside.as_ref().is_some_and(refuse);
+                (!again).then(|| Err(file.error(errno)))
+            }
+        }
+    }
 }
 
 /// The array of a `preadv` or a ring's `Readv`.
@@ -84,6 +134,8 @@ impl Descriptor {
             writable: false,
             alignment,
             begins_at_once: false,
+            fine_times: false,
+            by_own_rings: false,
             beside: (alignment > 1).then(Beside::new),
         }
     }
@@ -98,13 +150,12 @@ impl Descriptor {
     pub(super) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         self.check_write(offset, extents)?;
         let done = self.transfer(Direction::Write, offset, extents)?;
-        if done < extent::total_bytes(extents) {
-            return Err(super::request::underlong(done, extent::total_bytes(extents)));
+        match extent::total_bytes(extents) {
+            bytes if done < bytes => Err(super::request::underlong(done, bytes)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// Carries out the request, from its first byte.
     pub(super) fn carry_out(&self, request: &Request) -> io::Result<usize> {
         match request.direction() {
             Direction::Read => self.read(request.offset(), request.extents()),
@@ -129,44 +180,22 @@ impl Descriptor {
         extents: &[Extent<'_>],
     ) -> io::Result<usize> {
         let bytes = extent::total_bytes(extents);
-        let mut iovecs = Iovecs::new();
-        let (mut done, mut tries) = (0, Tries::default());
+        let (mut iovecs, mut progress) = (Iovecs::new(), Progress::default());
+        if bytes == 0 {
+            return Ok(0);
+        }
         // Ends: each turn moves forward, is the last, or is one of a bounded number of tries.
-        while done < bytes {
-            iovecs.fill(extents, done);
-            let fd = self.for_try(direction, offset + bytes as u64, &mut tries);
-            match call(fd, direction, offset + done as u64, &iovecs) {
-                Ok(got) => {
-                    done += got;
-                    if self.ended(done, got) {
-                        break;
-                    }
-                }
-                Err(errno) if self.again(direction, errno, &mut tries) => {}
-                Err(errno) => return Err(self.error(errno)),
+        loop {
+            iovecs.fill(extents, progress.done);
+            let fd = progress.descriptor(self, direction, offset + bytes as u64);
+            let got = call(fd, direction, offset + progress.done as u64, &iovecs);
+            if let Some(ended) = progress.landed(self, direction, bytes, got) {
+                return ended;
             }
         }
-        Ok(done)
     }
 
-    /// The descriptor for the next try of a transfer that ends at `end`: the rule for all who carry
-    /// transfers out, as are the two below.
-    pub(super) fn for_try(&self, direction: Direction, end: u64, tries: &mut Tries) -> RawFd {
-        if let Some(beside) = &self.beside {
-            return beside.descriptor(&self.fd, direction, end, tries);
-        }
-        self.fd.as_raw_fd()
-    }
-
-    /// Whether a transfer that ended with this error is tried once more.
-    pub(super) fn again(&self, direction: Direction, errno: Errno, tries: &mut Tries) -> bool {
-        let refused = tries.was_direct() && direction == Direction::Read && refuses_direct(errno);
-        let refuse = |beside: &Beside| beside.refuse(&self.fd, errno);
-        tries.again(errno) || refused && self.beside.as_ref().is_some_and(refuse)
-    }
-
-    /// The error of a transfer that is not tried again.
-    pub(super) fn error(&self, errno: Errno) -> io::Error {
+    fn error(&self, errno: Errno) -> io::Error {
         let (cause, alone) = (io::Error::from(errno), self.alignment > 1 && self.beside.is_none());
         if !(alone && refuses_direct(errno)) {
             return cause;
@@ -187,7 +216,6 @@ impl Descriptor {
         self.beside.as_ref()?.refused()
     }
 
-    /// Whether all its reads are direct.
     pub(super) fn is_all_direct(&self) -> bool {
         self.alignment > 1 && self.beside.as_ref().is_none_or(Beside::is_unused)
     }
@@ -201,10 +229,9 @@ impl Descriptor {
         }
     }
 
-    /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file. A direct
-    /// read stops inside a block only at the end of the file. A read from there on would be
-    /// refused, or return nothing.
-    pub(super) fn ended(&self, done: usize, got: usize) -> bool {
+    /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file: a direct
+    /// read stops inside a block only there, and a read from there on would be refused.
+    fn ended(&self, done: usize, got: usize) -> bool {
         got == 0 || !done.is_multiple_of(self.alignment)
     }
 

@@ -2,20 +2,17 @@
 //! I/O is refused.
 //!
 //! # Direct
-//! A read that a caller waits for is a plain `preadv`; reads ahead go through the cache's ring
-//! (`ring/`), or the worker threads where there is none, or the file's system is a program (FUSE). Measured on two cores, random 4 KiB: a
-//! waited read through the ring reaches 0.58 (32 threads) to 0.80 of `preadv`'s rate, for its two
-//! wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`). Many reads that
-//! one caller waits for go by a ring of its thread's own (`own_ring.rs`).
+//! A read that a caller waits for is a plain `preadv`, which a ring would not make faster (docs/log.md
+//! has the figures); reads ahead go through the cache's ring (`ring/`), or the worker threads where
+//! there is none, or the file's system is a program (FUSE). Many reads that one caller waits for go
+//! by a ring of its thread's own (`own_ring.rs`).
 //!
 //! The end of a file that is not a whole number of blocks: a read of the whole last page returns
-//! the bytes there are; what the device left in memory beyond is zeroed by `request::settle`, for
-//! every source alike. A write must be whole blocks, so writing the last page makes the file
+//! the bytes there are. A write must be whole blocks, so writing the last page makes the file
 //! longer; the writer calls `set_len` afterwards.
 //!
 //! # Buffered
-//! The bytes are then cached twice. What is done about it: at opening, `open.rs` tells the kernel
-//! that access is random, so that it does not read ahead (this cache reads ahead itself). What is
+//! The bytes are then cached twice. The kernel is told not to read ahead, as this cache does. What is
 //! not done: dropping each range from the kernel's cache after it was read. Other programs may want
 //! it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
 //! wants it says [`Hint::DontNeed`], which is passed on.
@@ -44,39 +41,22 @@ pub(super) struct Disk {
 
 /// What lies between the file and the device.
 #[derive(Debug)]
-enum Way {
+pub(super) enum Way {
     /// Nothing. Reads ahead go through the ring if there is one and the kernel lets it; else the
     /// reason is kept.
     Direct(Result<Arc<Ring>, String>),
-    /// The kernel's page cache.
     Buffered,
 }
 
 impl Disk {
-    /// A file opened with `O_DIRECT`, read ahead through the ring if there is one.
-    pub(super) fn direct(file: Descriptor, ring: Result<Arc<Ring>, String>) -> Self {
+    pub(super) fn new(file: Arc<Descriptor>, way: Way) -> Self {
         assert!(file.alignment.is_power_of_two());
-        Self { file: Arc::new(file), way: Way::Direct(ring) }
+        Self { file, way }
     }
 
     /// Bytes that one has on the heap, itself included.
     pub(super) fn heap_bytes() -> usize {
         shared_bytes(size_of::<Self>()) + shared_bytes(size_of::<Descriptor>())
-    }
-
-    pub(super) fn file(&self) -> &Arc<Descriptor> {
-        &self.file
-    }
-
-    /// The descriptor, where many reads that a thread waits for go by a ring of the thread's own.
-    pub(super) fn for_own_rings(&self) -> Option<Arc<Descriptor>> {
-        matches!(self.way, Way::Direct(Ok(_))).then(|| self.file.clone())
-    }
-
-    /// A file opened without.
-    pub(super) fn buffered(file: Descriptor) -> Self {
-        assert_eq!(file.alignment, 1);
-        Self { file: Arc::new(file), way: Way::Buffered }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The engine carries out a cache's requests: one ring, a few worker threads and a clock, shared by
-//! all sources of the cache.
-//!
-//! Belongs here: making them, falling back from one to the other, and ending them.
+//! all sources of the cache. Here they are made, and ended.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +12,6 @@ use super::ring::Ring;
 use super::shared::SharedSource;
 use super::under_way::{Call, Reads, UnderWay};
 
-/// Limits on requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
     /// Reads in the ring at a time; 0 for no ring at all.
@@ -34,8 +31,8 @@ impl Default for EngineOptions {
     }
 }
 
-/// A cache's ring and workers. Dropping it waits for every read in flight; the cache drops it when
-/// there are none, as each read keeps the cache.
+/// A cache's ring and workers. Dropping it waits for every read in flight; there are none, as each
+/// read keeps the cache.
 #[derive(Debug)]
 pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
@@ -51,8 +48,8 @@ impl Engine {
         Self::with_hook(options, || {})
     }
 
-    /// A new engine. `worker_is_free` is called, without a lock, when a worker has become free after a
-    /// request that somebody waits for found none.
+    /// `worker_is_free` is called, without a lock, when a worker has become free after a request that
+    /// somebody waits for found none.
     pub(crate) fn with_hook(
         options: EngineOptions,
         worker_is_free: impl Fn() + Send + Sync + 'static,
@@ -65,7 +62,7 @@ impl Engine {
                 .map_err(|cause| cause.to_string())
         };
         let pool = Pool::new(options.workers_max, options.lane_max, Box::new(worker_is_free));
-        Self { ring, pool, clock: Clock::new(), under_way: UnderWay::default() }
+        Self { ring, pool, clock: Clock::default(), under_way: UnderWay::default() }
     }
 
     #[cfg(test)]
@@ -92,7 +89,6 @@ impl Engine {
         &self.under_way
     }
 
-    /// The ring, or why there is none.
     pub(super) fn ring(&self) -> Result<Arc<Ring>, String> {
         self.ring.clone()
     }

@@ -7,8 +7,6 @@
 //! loads here, or by the kernel. The kernel's stores are outside of the language's model; they
 //! follow the system call, and so the lock through which its caller came to the frame, on every
 //! machine that Pinfold runs on (x86-64 and `AArch64` order a store after an acquire load).
-//!
-//! Belongs here: making extents (the one unsafe contract) and moving bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -101,10 +99,8 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks::<WORD_BYTES>();
         store_bytes(to, head);
         for (n, word) in words.iter().enumerate() {
-            // SAFETY: `at` checked that all of `from` fits at `to`.
-            let place = unsafe { to.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
-            // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
-            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+            // SAFETY: `at` checked that all of `from` fits at `to`; the head ends at a boundary.
+            let place = unsafe { word_at(to, head.len() + n * WORD_BYTES) };
             // Relaxed: the fence above and the fill's release of the frame's version order it.
             place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
@@ -125,10 +121,9 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
         load_bytes(from, head);
         for (n, word) in words.iter_mut().enumerate() {
-            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`.
-            let place = unsafe { from.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
-            // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
-            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`; the head ends
+            // at a boundary.
+            let place = unsafe { word_at(from, head.len() + n * WORD_BYTES) };
             // Relaxed: pairs with no store; the bytes do not change while they are written back.
             *word = place.load(Ordering::Relaxed).to_ne_bytes();
         }
@@ -160,29 +155,38 @@ impl<'a> Extent<'a> {
     }
 }
 
+/// # Safety
+/// The word lies in the extent that `base` is of, at a multiple of its size.
+unsafe fn word_at<'a>(base: NonNull<u8>, at: usize) -> &'a AtomicU64 {
+    // SAFETY: the caller's promise.
+    let place = unsafe { base.add(at) }.cast::<u64>();
+    // SAFETY: valid by the contract of `Extent::new`, and aligned.
+    unsafe { AtomicU64::from_ptr(place.as_ptr()) }
+}
+
+/// # Safety
+/// The byte lies in the extent that `base` is of.
+unsafe fn byte_at<'a>(base: NonNull<u8>, at: usize) -> &'a AtomicU8 {
+    // SAFETY: the caller's promise.
+    let place = unsafe { base.add(at) };
+    // SAFETY: valid by the contract of `Extent::new`.
+    unsafe { AtomicU8::from_ptr(place.as_ptr()) }
+}
+
 fn store_bytes(to: NonNull<u8>, from: &[u8]) {
     for (n, byte) in from.iter().enumerate() {
-        // SAFETY: the callers checked that `from` fits.
-        let place = unsafe { to.add(n) };
-        // SAFETY: valid by the contract of `Extent::new`.
-        let place = unsafe { AtomicU8::from_ptr(place.as_ptr()) };
-        // Relaxed: as in `Extent::store`.
-        place.store(*byte, Ordering::Relaxed);
+        // SAFETY: the callers checked that `from` fits. Relaxed: as in `Extent::store`.
+        unsafe { byte_at(to, n) }.store(*byte, Ordering::Relaxed);
     }
 }
 
 fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
     for (n, byte) in to.iter_mut().enumerate() {
-        // SAFETY: the callers checked that this many bytes are there.
-        let place = unsafe { from.add(n) };
-        // SAFETY: valid by the contract of `Extent::new`.
-        let place = unsafe { AtomicU8::from_ptr(place.as_ptr()) };
-        // Relaxed: as in `Extent::load`.
-        *byte = place.load(Ordering::Relaxed);
+        // SAFETY: the callers checked that this many bytes are there. Relaxed: as in `Extent::load`.
+        *byte = unsafe { byte_at(from, n) }.load(Ordering::Relaxed);
     }
 }
 
-/// Bytes of all extents together.
 pub(super) fn total_bytes(extents: &[Extent<'_>]) -> usize {
     extents.iter().map(Extent::bytes).sum()
 }

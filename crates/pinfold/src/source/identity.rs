@@ -1,6 +1,4 @@
-//! The identity of a source: which object it reads.
-//!
-//! Belongs here: the key under which a file's pages are found again, and its version.
+//! The identity of a source: the key under which a file's pages are found again, and its version.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -27,7 +25,6 @@ pub(crate) struct FileId {
 /// The key by which a cache finds a file again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FileKey {
-    /// A file that the system opened.
     File(FileId),
     /// An object named by a source that the program implements.
     Object(String),

@@ -1,6 +1,4 @@
-//! A read that a task waits for.
-//!
-//! Here: one request with memory of its own, and the future of its end.
+//! A read that a task waits for: one request with memory of its own, and the future of its end.
 
 use std::io;
 use std::ptr::NonNull;

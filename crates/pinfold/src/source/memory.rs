@@ -1,6 +1,4 @@
 //! A source in memory, for examples and tests.
-//!
-//! Belongs here: the simplest source that implements every operation of a file.
 
 use std::borrow::Cow;
 use std::io;

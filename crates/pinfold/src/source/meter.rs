@@ -1,9 +1,6 @@
-//! Counts of the calls to one source and of the time they took.
-//!
-//! Belongs here: counting, and the snapshot that `stats()` prints.
-//!
-//! Counters are independent; a snapshot taken during calls may be one call apart between two of
-//! them. Cost: two clock reads and four additions on one line, beside a call of microseconds.
+//! Counts of the calls to one source and of the time they took. They are independent: a snapshot
+//! taken during calls may be one call apart between two of them. Cost: two clock reads and four
+//! additions on one line, beside a call of microseconds.
 
 use std::io;
 use std::time::Duration;
@@ -11,10 +8,8 @@ use std::time::Duration;
 // Not from `crate::base::sync`: no protocol depends on a counter, see `counters.rs`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets of [`LaneStats::latency`].
 const LATENCY_BUCKETS: usize = 40;
 
-/// Counters of one kind of call.
 #[derive(Debug)]
 pub(super) struct CallCounters {
     calls: AtomicU64,
@@ -26,7 +21,6 @@ pub(super) struct CallCounters {
     latency: [AtomicU64; LATENCY_BUCKETS],
 }
 
-/// Everything counted about one source.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     pub(super) read: CallCounters,
@@ -88,23 +82,24 @@ impl Default for CallCounters {
 impl CallCounters {
     /// Counts a call that took `time`, was asked for `asked` bytes and returned `result`.
     pub(super) fn count(&self, time: Duration, asked: usize, result: &io::Result<usize>) {
+        let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.calls.fetch_add(1, Ordering::Relaxed); // pairs with nothing
-        self.total_ns.fetch_add(ns, Ordering::Relaxed); // pairs with nothing
-        self.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed); // pairs with nothing
-        // Mostly no store: a maximum is seldom beaten. Pairs with nothing.
+        add(&self.calls, 1);
+        add(&self.total_ns, ns);
+        add(&self.latency[bucket(ns)], 1);
+        // Mostly no store: a maximum is seldom beaten.
         if self.max_ns.load(Ordering::Relaxed) < ns {
-            self.max_ns.fetch_max(ns, Ordering::Relaxed); // pairs with nothing
+            self.max_ns.fetch_max(ns, Ordering::Relaxed);
         }
         match result {
             Ok(got) => {
-                self.bytes.fetch_add(*got as u64, Ordering::Relaxed); // pairs with nothing
+                add(&self.bytes, *got as u64);
                 if *got < asked {
-                    self.short.fetch_add(1, Ordering::Relaxed); // pairs with nothing
+                    add(&self.short, 1);
                 }
             }
             Err(_) => {
-                self.errors.fetch_add(1, Ordering::Relaxed); // pairs with nothing
+                add(&self.errors, 1);
             }
         }
     }
@@ -124,7 +119,6 @@ impl CallCounters {
 }
 
 impl Meter {
-    /// What was counted so far for a source of this `kind`.
     pub(super) fn snapshot(&self, kind: String) -> SourceStats {
         SourceStats {
             kind,

@@ -20,9 +20,8 @@
 //!
 //! [`Memory`] is a source that comes with the cache.
 
-// Belongs here: the `Source` trait, its implementations, opening files, requests that complete
-// later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
-// when, the readers that wait for them, the state of a page (`fill`), or frames.
+// Not here: which pages are read when, the readers that wait for them, the state of a page (`fill`),
+// or frames.
 //
 // It stands on `base/`. A file uses only those in the rows below it.
 //
@@ -38,7 +37,7 @@
 // descriptor   the system calls on an open file
 // clock        deadlines
 // pool         threads for sources without a queue of their own
-// waiting      the requests of a file that wait for others of it
+// lanes        the requests of many files that share workers, or the ring
 // beside       when a read is not direct, and how often a transfer is tried
 // memory       a source in memory
 // shared       a share in a source, whose drop may panic
@@ -63,6 +62,7 @@ mod disk;
 mod engine;
 mod extent;
 mod identity;
+mod lanes;
 #[cfg(feature = "map")]
 mod later;
 mod memory;
@@ -76,7 +76,6 @@ mod ring;
 mod shared;
 mod under_way;
 mod uring;
-mod waiting;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -106,8 +105,6 @@ pub(crate) use request::Direction;
 pub use request::Request;
 pub(crate) use request::is_refusal;
 use request::overlong;
-#[cfg(all(test, not(loom)))]
-pub(crate) use request::{Canceller, Stop};
 pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 
@@ -131,7 +128,7 @@ pub enum Hint {
 /// The result of [`Source::start`] for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// The batch is empty: every request was taken.
+    /// Every request was taken.
     Started,
     /// The source cannot take the rest of the batch now. The cache has worker threads read what
     /// somebody waits for, and does without the rest.
@@ -141,10 +138,9 @@ pub enum Start {
     Unsupported,
 }
 
-/// Something that bytes are read from and written to.
-///
-/// The cache comes with sources for files and memory. A program may implement its own: for an
-/// object store, a block server, or a format that is unpacked on the fly.
+/// Something that bytes are read from and written to: files and memory come with the cache, and a
+/// program may implement its own, for an object store, a block server, or a format that is unpacked
+/// on the fly.
 ///
 /// ```
 /// use pinfold::source::Source;
@@ -193,23 +189,22 @@ pub enum Start {
 ///   worker threads carry out ([`carry_out`](Self::carry_out)): at most 16 for each cache, and 8 at
 ///   a time for each source. Requests that a future or a batch waits for go before reads ahead, and
 ///   any number of them may be queued. If all workers are busy with other sources, a batch reads in
-///   its own thread. A future tries again whenever a read ends. It fails with
+///   its own thread, and a future tries again whenever a read ends. It fails with
 ///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two
 ///   seconds in which none ended, or after thirty if reads are under way.
 /// - **Reading ahead**, which includes prefetches, makes requests of at most a window; for
-///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0.
-///   [`start`](Self::start) is asked first. What it calls unsupported, the worker threads carry
-///   out, as long as the source has fewer than 128 requests there, queued or running. What exceeds
-///   these limits is not read ahead, and each folio of it counts in
-///   [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
+///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0. What
+///   [`start`](Self::start) calls unsupported, the worker threads carry out, as long as the source
+///   has fewer than 128 requests there. What exceeds these limits is not read ahead, and each folio
+///   of it counts in [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
 /// - **A failure of a read ahead is counted, and not reported**: each folio in
 ///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in
 ///   [`SourceStats::read_ahead`]. A thread that wants such a page reads it again, and gets the
 ///   error of its own read.
-/// - **After a read that had more than one thread or future wants has failed**, each of those that
-///   waited asks once more, for what it wants alone, and gets the error of that. Not if the read
-///   ended with [`io::ErrorKind::TimedOut`], or took thirty seconds: what hangs is waited for once.
+/// - **After a read that several threads or futures want has failed**, each of those that waited asks
+///   once more, for what it wants alone, and gets the error of that. Not if the read ended with
+///   [`io::ErrorKind::TimedOut`], or took thirty seconds: what hangs is waited for once.
 /// - **After the last handle of the file is dropped**, requests that wait for a worker are still
 ///   carried out. They keep the source until then, and the cache's memory.
 ///
@@ -229,11 +224,10 @@ pub enum Start {
 /// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
 ///   cache reads the last page whole, so a read may reach beyond the end of the source.
-/// - A read is short **only** at the end of the source. A read that fails returns the error, even
-///   if bytes before the failure arrived. So a short count says exactly where the source ended at
-///   that moment, and the cache can tell the end of a file from a file that was truncated.
-/// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
-///   of kind [`io::ErrorKind::InvalidData`].
+/// - A read is short **only** at the end of the source: by that the cache tells the end of a file
+///   from a file that was truncated. A read that fails returns the error, even if bytes before the
+///   failure arrived. A count above the number of bytes asked for becomes an error of kind
+///   [`io::ErrorKind::InvalidData`].
 /// - The cache drops a source when the last handle of its file is dropped, or when the requests
 ///   that are then under way have ended. Pages that stay cached need none: the next attach brings a
 ///   source with it.
@@ -242,12 +236,11 @@ pub enum Start {
 ///
 /// # What a source may call
 ///
-/// [`start`](Self::start) may call nothing that waits. [`read_at`](Self::read_at) and the other
-/// calls that may block may call anything, including the cache: a source may be layered over
-/// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
-/// that called the source**. The handles that it keeps for that end with it, and so with the last
-/// handle of its own file: they do not keep the cache alive by themselves. Two things are not
-/// allowed, because they would never end:
+/// [`start`](Self::start) may call nothing that waits. The calls that may block may call anything,
+/// including the cache: a source may be layered over another file of the same cache, and may copy,
+/// borrow or pin that file's pages **on the thread that called the source**. The handles that it
+/// keeps for that do not keep the cache alive. Two things are not allowed, because they would never
+/// end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;
@@ -265,11 +258,9 @@ pub trait Source: Send + Sync + Debug {
     /// If the read fails. The contents of `buf` are then unspecified.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Reads one contiguous range of the source into several runs of memory, in order. The cache
-    /// calls this; the extents are its frames.
-    ///
-    /// The default reads through a temporary buffer with [`read_at`](Self::read_at), which costs an
-    /// allocation and a copy that an override can avoid:
+    /// Reads one contiguous range of the source into several runs of memory, in order: the cache's
+    /// frames. The default reads through a temporary buffer with [`read_at`](Self::read_at), which
+    /// costs an allocation and a copy that an override can avoid:
     ///
     /// ```
     /// use pinfold::source::{Extent, Source};
@@ -334,9 +325,8 @@ pub trait Source: Send + Sync + Debug {
         Ok(done)
     }
 
-    /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer.
-    ///
-    /// The default returns an error: the source is read-only.
+    /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer. The default
+    /// returns an error: the source is read-only.
     ///
     /// # Errors
     /// If the write fails. Any part of the range may have been written.
@@ -345,9 +335,8 @@ pub trait Source: Send + Sync + Debug {
         Err(unsupported("written", &self.kind()))
     }
 
-    /// Writes several runs of memory, in order, to one contiguous range of the source.
-    ///
-    /// The default copies through a temporary buffer to [`write_at`](Self::write_at).
+    /// Writes several runs of memory, in order, to one contiguous range of the source. The default
+    /// copies through a temporary buffer to [`write_at`](Self::write_at).
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -383,7 +372,7 @@ pub trait Source: Send + Sync + Debug {
 
     /// Returns once everything written before the call is durable. With `data_only`, metadata that
     /// is not needed to read the data back, such as times, may be left out. The default returns an
-    /// error, so that a source that implements writing must implement this, too.
+    /// error.
     ///
     /// # Errors
     /// If it fails. Writes since the last success may then be lost, and another call does not bring
@@ -403,8 +392,7 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Every offset, length and memory address given to this source is a multiple of this many
-    /// bytes: a power of two, at most a page (4096), constant for the life of the source. 1 by
-    /// default.
+    /// bytes: a power of two, at most a page (4096), constant for the life of the source.
     fn alignment(&self) -> usize {
         1
     }
@@ -413,16 +401,13 @@ pub trait Source: Send + Sync + Debug {
     fn kind(&self) -> Cow<'static, str>;
 
     /// The object that this source reads and its version, if they identify it among all sources
-    /// attached to the same cache. Two attaches of one object then share its pages, as two opens of
-    /// one file do. The pages stay cached after the last handle is dropped, and the next attach
-    /// finds them. [`Cache::attach`](crate::Cache::attach) says what happens when another version
-    /// is attached.
+    /// attached to the same cache. Two attaches of one object then share its pages, which stay cached
+    /// after the last handle is dropped. [`Cache::attach`](crate::Cache::attach) says what happens
+    /// when another version is attached. `None`, the default: each attach is a file of its own.
     ///
     /// Constant for the life of the source. If the object may change meanwhile, the source must
     /// make a read of another version fail (an HTTP client uses `If-Match`): the cache cannot
     /// detect it, and would mix the bytes of two versions.
-    ///
-    /// `None`, the default: each attach is a file of its own.
     ///
     /// ```
     /// use pinfold::ErrorKind;
@@ -476,9 +461,9 @@ pub trait Source: Send + Sync + Debug {
     /// default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns. A read that a thread
-    /// waits for is such a call, so the thread waits as long as the source does. A source that has
-    /// a deadline must keep it in these calls, and return the same kind of error:
+    /// ended from outside, because its memory is in use until it returns: a thread waits as long as
+    /// the source does. A source that has a deadline must keep it in these calls, and return the same
+    /// kind of error:
     ///
     /// ```
     /// use pinfold::source::Source;
@@ -526,10 +511,8 @@ pub trait Source: Send + Sync + Debug {
 
     /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
     /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an error
-    /// when it is set. No byte of the request may be moved after that return.
-    ///
-    /// The default is [`read_extents_at`](Self::read_extents_at) or
-    /// [`write_extents_at`](Self::write_extents_at).
+    /// when it is set. No byte of the request may be moved after that return. The default is
+    /// [`read_extents_at`](Self::read_extents_at) or [`write_extents_at`](Self::write_extents_at).
     ///
     /// # Errors
     /// As those calls. A write returns the number of all its bytes.
@@ -544,10 +527,8 @@ pub trait Source: Send + Sync + Debug {
     /// Starts requests that complete later, taking them off the **front** of `batch`. For sources
     /// with a queue of their own, such as a network client. Some thread must
     /// [finish](Request::finish) each request that is taken, early if it is
-    /// [stopped](Request::on_stop). The returned [`Start`] says what the cache does with the rest.
-    /// The call must not block for I/O, nor finish a request before it returns.
-    ///
-    /// The default takes nothing: the cache's workers call [`carry_out`](Self::carry_out).
+    /// [stopped](Request::on_stop). The call must not block for I/O, nor finish a request before it
+    /// returns. The default takes nothing.
     fn start(&self, batch: &mut Vec<Request>) -> Start {
         let _ = batch;
         Start::Unsupported

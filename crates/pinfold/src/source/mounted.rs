@@ -1,9 +1,6 @@
-//! Which type of file system an open file is mounted as.
-//!
-//! Belongs here: asking the kernel, by statmount(2) of Linux 6.8. A mount has a number that is never
-//! given to another one, so nothing has to be parsed, and what was told stays true. Does not: what
-//! follows from the type (`contents.rs`). Other system calls tell a number of the file system's
-//! format, which several types share.
+//! Which type of file system an open file is mounted as, by statmount(2) of Linux 6.8. A mount has a
+//! number that is never given to another one, so what was told stays true. Other system calls tell a
+//! number of the file system's format, which several types share.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +12,7 @@ pub(super) const MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// The number of statmount(2), on x86-64 and on aarch64.
 const STATMOUNT: libc::c_long = 457;
 /// `STATMOUNT_FS_TYPE`.
-const TYPE: u64 = 0x20;
+const TYPE: u32 = 0x20;
 
 /// `struct mnt_id_req`, as it was at first.
 #[repr(C)]
@@ -26,18 +23,12 @@ struct Asked {
     what: u64,
 }
 
-/// `struct statmount`, with room for text.
-#[repr(C)]
-struct Told {
-    _begin: u64,
-    what: u64,
-    _device: [u64; 2],
-    _flags: u32,
-    /// Where in the text the type begins.
-    type_at: u32,
-    _rest: [u64; 59],
-    text: [u8; 512],
-}
+/// `struct statmount`, as 32-bit words: its mask is the third and fourth, where in the text the type
+/// begins the tenth, and the text begins after 512 bytes.
+const TOLD_BYTES: usize = 1024;
+const MASK_AT: usize = 8;
+const TYPE_AT: usize = 36;
+const TEXT_AT: usize = 512;
 
 /// The number of a file's mount, if the kernel tells it.
 pub(super) fn mount(stat: &Statx) -> Option<u64> {
@@ -61,24 +52,16 @@ pub(super) fn is_ext4(mount: u64) -> bool {
 
 fn is_type(mount: u64, name: &CStr) -> bool {
     let bytes = size_of::<Asked>() as u32;
-    let asked = Asked { bytes, _unused: 0, mount, what: TYPE };
-    let mut told = Told {
-        _begin: 0,
-        what: 0,
-        _device: [0; 2],
-        _flags: 0,
-        type_at: 0,
-        _rest: [0; 59],
-        text: [0; 512],
-    };
-    let (from, to) = (&raw const asked, &raw mut told);
-    // SAFETY: the kernel reads the one and writes to the other, of which it is told the sizes. Any
-    // bytes are values of its type.
-    if unsafe { libc::syscall(STATMOUNT, from, to, size_of::<Told>(), 0) } != 0 {
+    let asked = Asked { bytes, _unused: 0, mount, what: TYPE.into() };
+    let mut told = [0_u8; TOLD_BYTES];
+    let (from, to) = (&raw const asked, told.as_mut_ptr());
+    // SAFETY: the kernel reads the one and writes to the other, of which it is told the sizes.
+    if unsafe { libc::syscall(STATMOUNT, from, to, TOLD_BYTES, 0) } != 0 {
         return false;
     }
-    let text = told.text.get(told.type_at as usize..);
-    told.what & TYPE != 0 && text.is_some_and(|text| text.starts_with(name.to_bytes_with_nul()))
+    let word = |at: usize| told[at..].first_chunk().map_or(0, |it| u32::from_ne_bytes(*it));
+    let text = told[TEXT_AT..].get(word(TYPE_AT) as usize..);
+    word(MASK_AT) & TYPE != 0 && text.is_some_and(|text| text.starts_with(name.to_bytes_with_nul()))
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

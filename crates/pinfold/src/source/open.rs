@@ -1,8 +1,5 @@
 //! From a path to a source: what may be opened, and whether by direct I/O or not.
 //!
-//! Belongs here: opening, refusing what is not a file, detecting direct I/O. Does not: the I/O
-//! itself.
-//!
 //! # How direct I/O is detected
 //! The file is opened once; everything else happens on that descriptor, so it cannot become another
 //! file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept `O_DIRECT`
@@ -10,18 +7,15 @@
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
 //! its block size, and for a file 512 and 4096 are tried; `O_DIRECT` is switched on and one block
 //! read as a probe, since some file systems accept the flag and refuse the read. (4) An overlay does
-//! not tell what is below it: if it takes a read that no device could make, the flag has no effect,
-//! as in (1).
+//! not tell what is below it: if it takes a read that no device could make, it is as in (1).
 //!
 //! # How a wrong length is detected
-//! A cache believes the length that the file system reports. Some make up a file's content when it
-//! is read, and report 0 bytes (procfs) or a page (sysfs) whatever it is. Such a file would look
-//! empty or cut short, so it is refused. (1) A file of 0 bytes on a file system that has only such
-//! files is refused without a read: reading some of them waits (`/proc/kmsg`) or takes away what is
-//! read (`trace_pipe`). (2) Any other file of 0 bytes must have no first byte. (3) One of sysfs
-//! must have a last byte. All other files are believed.
+//! Some file systems make up a file's content when it is read, and report 0 bytes (procfs) or a page
+//! (sysfs) whatever it is. Such a file would look empty or cut short, so it is refused. (1) A file of
+//! 0 bytes on a file system that has only such files is refused without a read: reading some of them
+//! waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2) Any other file of 0 bytes must
+//! have no first byte. (3) One of sysfs must have a last byte. All other files are believed.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,10 +27,9 @@ use rustix::io::Errno;
 use super::beside::{refuses_direct, uninterrupted};
 use super::contents::{Contents, has_fine_times};
 use super::descriptor::Descriptor;
-use super::disk::Disk;
+use super::disk::{Disk, Way};
 use super::engine::Engine;
 use super::identity::FileId;
-use super::ring::Ring;
 use super::{AlignedBuffer, Source, mounted};
 
 /// The largest alignment the cache can keep: it moves whole pages.
@@ -59,13 +52,10 @@ const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 /// again, without end.
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
-/// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Access {
-    /// To be read only.
     #[default]
     Read,
-    /// To be read and written.
     ReadWrite,
 }
 
@@ -77,56 +67,36 @@ pub(crate) enum Preference {
     Auto,
     /// By direct I/O, or not at all.
     Direct,
-    /// Through the kernel's page cache.
     Buffered,
 }
 
-/// Why a file was not opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
-    /// The system returned an error.
     #[error("cannot open {}: {cause}", path.display())]
     System {
-        /// The path.
         path: PathBuf,
-        /// The system's error.
         #[source]
         cause: io::Error,
     },
-    /// It is not a file or block device.
     #[error("cannot open {}: it is {what}, not a file or a block device", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-        /// What it is.
-        what: &'static str,
-    },
-    /// Its content is made when it is read, and its reported length is not that of its content: a
-    /// file of `/proc` or `/sys`, for example. `std::fs::read` reads it, and
-    /// [`Memory`](super::Memory) takes a copy into a cache.
+    NotAFile { path: PathBuf, what: &'static str },
+    /// Its content is made when it is read, and its reported length is not that of its content.
     #[error(
         "cannot open {}: its file system makes its content when it is read, and does not know the \
          length (it reports {told_bytes} bytes); read it with std::fs::read instead",
         path.display()
     )]
-    NoLength {
-        /// The path.
-        path: PathBuf,
-        /// The length that the file system reports.
-        told_bytes: u64,
-    },
+    NoLength { path: PathBuf, told_bytes: u64 },
     /// [`Preference::Direct`] was asked for, and direct I/O is not possible.
     #[error("cannot open {} for direct I/O: {why}", path.display())]
-    NoDirect {
-        /// The path.
-        path: PathBuf,
-        /// The reason.
-        why: String,
-    },
+    NoDirect { path: PathBuf, why: String },
 }
 
 impl OpenError {
-    /// The system's error, if it returned one.
+    fn system(path: &Path, errno: Errno) -> Self {
+        OpenError::System { path: path.to_owned(), cause: errno.into() }
+    }
+
     pub(crate) fn io_cause(&self) -> Option<&io::Error> {
         if let OpenError::System { cause, .. } = self { Some(cause) } else { None }
     }
@@ -143,7 +113,6 @@ impl OpenError {
     }
 }
 
-/// What a directory is called.
 const DIRECTORY: &str = "a directory";
 
 /// A file or block device that was found at a path and opened. How it will be read is not known yet.
@@ -155,23 +124,16 @@ pub(crate) struct FoundFile {
     access: Access,
 }
 
-/// An open file.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) source: Arc<dyn Source>,
     /// What the source reads.
     pub(super) file: Arc<Descriptor>,
-    /// As by [`has_fine_times`].
-    pub(super) fine_times: bool,
-    /// For threads that wait for many reads at once, if they have rings of their own.
-    pub(super) own_rings: Option<Arc<Descriptor>>,
 }
 
-/// Opens the file or block device at `path`, which must exist.
-///
-/// Cost: three system calls.
+/// Opens the file or block device at `path`, which must exist. Cost: three system calls.
 pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> {
-    let system = |errno: Errno| OpenError::System { path: path.to_owned(), cause: errno.into() };
+    let system = |errno| OpenError::system(path, errno);
     // Checked before opening: opening a pipe or a device may have effects.
     let before = rustix::fs::stat(path).map_err(system)?;
     check_type(path, FileType::from_raw_mode(before.st_mode))?;
@@ -221,15 +183,6 @@ impl FoundFile {
         preference: Preference,
         engine: &Engine,
     ) -> Result<Opened, OpenError> {
-        self.open_with(path, preference, engine.ring())
-    }
-
-    fn open_with(
-        self,
-        path: &Path,
-        preference: Preference,
-        ring: Result<Arc<Ring>, String>,
-    ) -> Result<Opened, OpenError> {
         let FoundFile { fd, stat, block_device, access } = self;
         let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
         if !block_device {
@@ -240,44 +193,43 @@ impl FoundFile {
         }
         let direct = match preference {
             Preference::Buffered => Err("not wanted".to_owned()),
-            _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
+            _ => go_direct(&fd, block_device, magic),
         };
-        let writable = access == Access::ReadWrite;
-        let mount = direct.as_ref().ok().and_then(|direct| direct.mount);
-        let fine_times = direct.is_ok() && has_fine_times(mount, magic.unwrap_or(0));
+        let (alignment, mount) = *direct.as_ref().unwrap_or(&(1, None));
         let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
-        let begins_at_once = block_device || is_of(&BEGIN_AT_ONCE);
-        let by_a_program = || Err("its file system is a program".to_owned());
-        let ring = if is_of(&[FUSE_MAGIC]) { by_a_program() } else { ring };
-        let descriptor = |alignment| Descriptor {
+        let mut file = Descriptor {
             block_device,
-            writable,
-            begins_at_once,
+            writable: access == Access::ReadWrite,
+            begins_at_once: block_device || is_of(&BEGIN_AT_ONCE),
+            fine_times: direct.is_ok() && has_fine_times(mount, magic.unwrap_or(0)),
             ..Descriptor::of(fd, alignment)
         };
-        let disk = match direct {
-            Ok(direct) => {
-                let mut file = descriptor(direct.alignment);
+        let way = match direct {
+            Ok(_) => {
                 file.beside = file.beside.filter(|_| preference == Preference::Auto);
-                Disk::direct(file, ring)
+                let by_a_program = is_of(&[FUSE_MAGIC]);
+                let ring = engine.ring();
+                Way::Direct(if by_a_program {
+                    Err("its file system is a program".into())
+                } else {
+                    ring
+                })
             }
             Err(why) if preference == Preference::Direct => {
                 return Err(OpenError::NoDirect { path: path.to_owned(), why });
             }
             Err(_) => {
-                let file = descriptor(1);
-                set_flags(&file.fd, OFlags::empty()).map_err(|errno| OpenError::System {
-                    path: path.to_owned(),
-                    cause: errno.into(),
-                })?;
+                let system = |errno| OpenError::system(path, errno);
+                set_flags(&file.fd, OFlags::empty()).map_err(system)?;
                 // Advice only: if it is refused, the kernel caches a little more than needed.
                 let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
-                Disk::buffered(file)
+                Way::Buffered
             }
         };
-        let (file, own_rings) = (disk.file().clone(), disk.for_own_rings());
+        file.by_own_rings = matches!(way, Way::Direct(Ok(_)));
         file.note(&stat);
-        Ok(Opened { source: Arc::new(disk), file, fine_times, own_rings })
+        let file = Arc::new(file);
+        Ok(Opened { source: Arc::new(Disk::new(file.clone(), way)), file })
     }
 }
 
@@ -330,66 +282,44 @@ fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
     Err(OpenError::NotAFile { path: path.to_owned(), what })
 }
 
-/// How a file is read directly.
-struct GoneDirect {
-    alignment: usize,
-    /// The number of its mount, if the kernel tells it.
-    mount: Option<u64>,
+fn refused(what: &str, errno: Errno) -> String {
+    format!("{what} was refused: {errno}")
 }
 
-/// Why there is no direct I/O for a file.
-#[derive(Debug)]
-enum NoDirect {
-    InMemory,
-    ToldSo,
-    Layered,
-    TooCoarse(usize),
-    Refused(&'static str, Errno),
-}
-
-impl fmt::Display for NoDirect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InMemory => write!(f, "its file system keeps it in memory"),
-            Self::ToldSo => write!(f, "the kernel reports that its file system has none for it"),
-            Self::Layered => write!(f, "the file system below its overlay keeps it in memory"),
-            Self::TooCoarse(bytes) => {
-                write!(f, "it needs an alignment of {bytes} bytes, more than {ALIGNMENT_MAX}")
-            }
-            Self::Refused(what, errno) => write!(f, "{what} was refused: {errno}"),
-        }
-    }
-}
-
-/// Switches direct I/O on and returns the alignment it needs. After an error it may be on.
+/// Switches direct I/O on, and returns the alignment it needs and the number of the file's mount, if
+/// the kernel tells it. After an error, which is why there is none, it may be on.
 fn go_direct(
     fd: &OwnedFd,
     block_device: bool,
     magic: Result<u64, Errno>,
-) -> Result<GoneDirect, NoDirect> {
-    let asking = |errno| NoDirect::Refused("asking about the file system", errno);
-    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic.map_err(asking)?) && !block_device {
-        return Err(NoDirect::InMemory);
+) -> Result<(usize, Option<u64>), String> {
+    let magic = magic.map_err(|errno| refused("asking about the file system", errno))?;
+    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic) && !block_device {
+        return Err("its file system keeps it in memory".into());
     }
     // An error means a kernel or a sandbox without statx: nothing is reported.
     let what = StatxFlags::DIOALIGN | mounted::MOUNT;
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, what).ok();
     let told = stat.as_ref().map_or(Ok(None), told_alignment)?;
-    if let Some(bytes) = told.filter(|bytes| *bytes > ALIGNMENT_MAX) {
-        return Err(NoDirect::TooCoarse(bytes));
-    }
-    set_flags(fd, OFlags::DIRECT).map_err(|errno| NoDirect::Refused("O_DIRECT", errno))?;
+    let fits = |bytes: usize| {
+        let most = ALIGNMENT_MAX;
+        let why = || format!("it needs an alignment of {bytes} bytes, more than {most}");
+        (bytes <= most).then_some(bytes).ok_or_else(why)
+    };
+    let told = told.map(fits).transpose()?;
+    set_flags(fd, OFlags::DIRECT).map_err(|errno| refused("O_DIRECT", errno))?;
     let alignment = match (told, block_device) {
-        (Some(bytes), _) => Ok(bytes),
-        (None, true) => match rustix::fs::ioctl_blksszget(fd) {
-            Ok(bytes) if bytes as usize > ALIGNMENT_MAX => Err(NoDirect::TooCoarse(bytes as usize)),
-            Ok(bytes) => probe(fd, &[bytes as usize]),
-            Err(_) => probe(fd, &[ALIGNMENT_MAX]),
-        },
-        (None, false) if magic == Ok(OVERLAYFS_MAGIC) && takes_any(fd) => Err(NoDirect::Layered),
-        (None, false) => probe(fd, &ALIGNMENTS),
-    }?;
-    Ok(GoneDirect { alignment, mount: stat.as_ref().and_then(mounted::mount) })
+        (Some(bytes), _) => bytes,
+        (None, true) => {
+            let block = rustix::fs::ioctl_blksszget(fd).map_or(ALIGNMENT_MAX, |it| it as usize);
+            probe(fd, &[fits(block)?])?
+        }
+        (None, false) if magic == OVERLAYFS_MAGIC && takes_any(fd) => {
+            return Err("the file system below its overlay keeps it in memory".into());
+        }
+        (None, false) => probe(fd, &ALIGNMENTS)?,
+    };
+    Ok((alignment, stat.as_ref().and_then(mounted::mount)))
 }
 
 /// Whether a direct read may be of any byte, as no device has it: the flag has no effect then.
@@ -398,29 +328,30 @@ fn takes_any(fd: &OwnedFd) -> bool {
 }
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
-fn told_alignment(stat: &Statx) -> Result<Option<usize>, NoDirect> {
+fn told_alignment(stat: &Statx) -> Result<Option<usize>, String> {
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return Ok(None);
     }
-    match stat.stx_dio_mem_align.max(stat.stx_dio_offset_align) as usize {
-        _ if stat.stx_dio_offset_align == 0 => Err(NoDirect::ToldSo),
-        bytes => Ok(Some(bytes.next_power_of_two())),
+    if stat.stx_dio_offset_align == 0 {
+        return Err("the kernel reports that its file system has none for it".into());
     }
+    let bytes = stat.stx_dio_mem_align.max(stat.stx_dio_offset_align) as usize;
+    Ok(Some(bytes.next_power_of_two()))
 }
 
 /// The first of `alignments` at which a read is not refused.
-fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, NoDirect> {
-    let mut refused = Errno::INVAL;
+fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, String> {
+    let mut last = Errno::INVAL;
     for &bytes in alignments {
         // An address that is a multiple of `bytes` and of no more.
         let mut memory = AlignedBuffer::zeroed(2 * bytes, 2 * bytes);
         match rustix::io::pread(fd.as_fd(), &mut memory[bytes..], 0) {
-            Err(errno) if refuses_direct(errno) => refused = errno,
+            Err(errno) if refuses_direct(errno) => last = errno,
             // The file is empty, so nothing was tried: take the coarsest to be safe.
             Ok(0) if alignments.len() > 1 => return Ok(ALIGNMENT_MAX),
             // Any other error concerns this block, not direct I/O; reads of it will meet it.
             _ => return Ok(bytes),
         }
     }
-    Err(NoDirect::Refused("a direct read of one block", refused))
+    Err(refused("a direct read of one block", last))
 }

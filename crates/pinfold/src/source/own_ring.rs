@@ -1,27 +1,23 @@
-//! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own.
-//!
-//! The cache's ring (`ring/`) has a thread of its own. It is woken for the submission and for
-//! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
-//! system call submits all reads of a batch, 64 at most, and waits for all of them; the thread
-//! sleeps once. (See below for a device with little to do.)
+//! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own. The
+//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call
+//! submits all reads of a batch, 64 at most, and waits for all of them.
 //!
 //! # Early submissions
 //! The kernel notifies a device when a call has submitted all of its reads. A device with little to
 //! do would rather begin with the first of them: so the first read is submitted before the others
-//! are prepared, and then two at a time, up to [`EARLY`]. A device that is busy gains nothing by
-//! it, and each submission takes the processor some microseconds. docs/log.md has the figures.
+//! are prepared, and then two at a time, up to [`EARLY`]. docs/log.md has the figures.
 //!
 //! # A thread's ring
 //! It is made for the thread's first such batch, serves files of all caches, and ends with the
-//! thread. It takes two descriptors. Where it cannot be made, or fails, the caller does without,
-//! and it is not tried again in this thread. It keeps some 10 KiB for arrays of iovecs, more once a
-//! read had many parts. A forked child does not see the queues, and makes a ring of its own.
+//! thread. It takes two descriptors, and some 10 KiB for arrays of iovecs. Where it cannot be made,
+//! or fails, the caller does without, and it is not tried again in this thread. A forked child does
+//! not see the queues, and makes a ring of its own.
 //!
 //! # Who owns the memory
 //! The caller, who gives it for the time of the call: the call returns when the kernel is done with
-//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
-//! completions do not appear; then the ring is closed, and waited for until the kernel has released
-//! it, as in `ring/driver.rs`; a forked child that lives keeps it, too. What has no result by then is read by `preadv`.
+//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp), the
+//! ring is closed, and waited for until the kernel has released it, as in `ring/driver.rs`. What has
+//! no result by then is read by `preadv`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
@@ -30,17 +26,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use io_uring::IoUring;
-use rustix::io::Errno;
 
-use super::beside::Tries;
-use super::descriptor::{Descriptor, Iovecs};
+use super::descriptor::{Descriptor, Iovecs, Progress};
 use super::extent::{self, Extent};
 use super::request::Direction;
 use super::uring::{self, AbortOnUnwind};
 use crate::base::fork::Birth;
 use crate::base::mutant::{self, Mutant};
 
-/// The most reads in flight.
 pub(super) const READS_MAX: usize = 64;
 
 /// After how many reads there is an early submission.
@@ -98,13 +91,11 @@ impl Default for IovecSlots {
     }
 }
 
-/// One of the reads.
 pub(super) struct BatchFlight<'a> {
     reading: Reading<'a>,
     /// Where its iovecs are, while it is in flight.
     slot: usize,
-    done: usize,
-    tries: Tries,
+    progress: Progress,
     pub(super) result: Option<io::Result<usize>>,
 }
 
@@ -189,7 +180,6 @@ impl Taken {
     }
 }
 
-/// The reads of one batch.
 pub(super) struct BatchReads<'c, 'a, C> {
     carrier: &'c mut C,
     slots: &'c mut IovecSlots,
@@ -228,12 +218,9 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
     ) -> io::Result<()> {
-        let flight = |reading| BatchFlight {
-            reading,
-            slot: 0,
-            done: 0,
-            tries: Tries::default(),
-            result: None,
+        let flight = |reading| {
+            let (slot, progress, result) = Default::default();
+            BatchFlight { reading, slot, progress, result }
         };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
@@ -276,16 +263,15 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
     }
 
     fn launch(&mut self, n: usize) {
-        let BatchFlight { reading: (offset, extents), slot, done, tries, .. } =
-            &mut self.flights[n];
+        let BatchFlight { reading: (offset, extents), slot, progress, .. } = &mut self.flights[n];
         let end = *offset + extent::total_bytes(extents) as u64;
-        let fd = self.file.for_try(Direction::Read, end, tries);
+        let fd = progress.descriptor(self.file, Direction::Read, end);
         let iovecs = &mut self.slots.iovecs[*slot];
-        iovecs.fill(extents, *done);
+        iovecs.fill(extents, progress.done);
         // SAFETY: the memory is this call's meanwhile, and the iovecs are in a box that is neither
         // moved out of nor freed; both until the completion was seen or the kernel has released
         // the ring.
-        unsafe { self.carrier.push(self.file, fd, n, *offset + *done as u64, iovecs) };
+        unsafe { self.carrier.push(self.file, fd, n, *offset + progress.done as u64, iovecs) };
     }
 
     /// Submits what is launched, waits for so many completions, and sees to all that have come.
@@ -294,7 +280,13 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
             let first = || self.flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
             let n = if mutant::on(Mutant::LandInTurn) { first() } else { n };
             let flight = &mut self.flights[n];
-            if landed(self.file, flight, result) {
+            let (asked, got) = (extent::total_bytes(&flight.reading.1), uring::told(result));
+            let short = got.is_ok() && mutant::on(Mutant::ShortIsWhole);
+            flight.result = flight.progress.landed(self.file, Direction::Read, asked, got);
+            if short {
+                flight.result = Some(Ok(flight.progress.done));
+            }
+            if flight.result.is_some() {
                 self.slots.free.push(flight.slot);
                 self.in_flight -= 1;
             } else {
@@ -303,27 +295,6 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         }
         Ok(())
     }
-}
-
-/// What came of the read; false if it has to go to the kernel once more.
-fn landed(file: &Descriptor, flight: &mut BatchFlight<'_>, result: i32) -> bool {
-    let extents = &flight.reading.1;
-    let result = if let Ok(got) = usize::try_from(result) {
-        flight.done += got;
-        let whole = flight.done >= extent::total_bytes(extents) || file.ended(flight.done, got);
-        if !whole && !mutant::on(Mutant::ShortIsWhole) {
-            return false;
-        }
-        Ok(flight.done)
-    } else {
-        let errno = Errno::from_raw_os_error(-result);
-        if file.again(Direction::Read, errno, &mut flight.tries) {
-            return false;
-        }
-        Err(file.error(errno))
-    };
-    flight.result = Some(result);
-    true
 }
 
 /// Closes the ring, and waits until the kernel is done with what it has.

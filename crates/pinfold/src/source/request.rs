@@ -8,8 +8,8 @@
 //!
 //! # Who owns the memory
 //! The request owns its memory until its completion is called. So only the thread that carries it
-//! out can end it; a passed deadline or a [`Canceller`] only *asks* it to stop. When it is
-//! finished, nothing may move its bytes any more:
+//! out can end it; a passed deadline only *asks* it to stop. When it is finished, nothing may move
+//! its bytes any more:
 //!
 //! | where the request is | what asking does |
 //! |---|---|
@@ -19,16 +19,13 @@
 //! | in a source's own queue | the same, or [`Request::on_stop`] notifies the source |
 //!
 //! A device, or a source that does not check, finishes the request when it is done. A transfer that
-//! was complete by then is reported as such; anything else becomes the error that says why the
-//! request was stopped.
-//!
-//! Belongs here: these states, and who owns the memory.
+//! was complete by then is reported as such; anything else becomes [`timed_out`].
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 // Not from `crate::base::sync`: no protocol of the cache depends on it.
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::base::sync::locks::Mutex;
@@ -38,36 +35,22 @@ use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
 use crate::base::guarded::quietly;
 
-/// The direction of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Direction {
-    /// From the source into memory.
     Read,
-    /// From memory to the source.
     Write,
-}
-
-/// Why a request is asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Stop {
-    /// It was cancelled.
-    #[cfg(all(test, not(loom)))]
-    Cancelled,
-    /// Its deadline has passed.
-    TimedOut,
 }
 
 /// What is called at the end of a request. Implemented for closures.
 pub(crate) trait CompletionHandler: Send {
     /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
-    /// clock's, a source's own, one that cancels it, or the one that drops it. From inside the
-    /// call that submitted it only if it was asked to stop before. The memory is no longer in use.
+    /// clock's, a source's own, or the one that drops it. From inside the call that submitted it only
+    /// if it was asked to stop before. The memory is no longer in use.
     ///
     /// For a read, `Ok(n)` with `n` below the request's bytes means that the source ended there;
     /// the memory beyond is zeroed. A write moves all bytes or is an error. After a failed read the
     /// contents of the memory are unspecified; after a failed write, the contents of the range in
-    /// the source. A stopped request ends with [`io::ErrorKind::TimedOut`] or with the system error
-    /// `ECANCELED`.
+    /// the source.
     ///
     /// It must be short and must not wait for another request: others complete on the same thread.
     /// It may take locks that no thread holds while it submits, and may submit more requests. A
@@ -103,23 +86,11 @@ struct Metered {
     moves: Move,
 }
 
-/// Asks a request to end before it is done. It may outlive the request: then it does nothing. Tests
-/// do this; the cache itself lets a deadline do it.
-#[cfg(all(test, not(loom)))]
-#[derive(Clone, Debug)]
-pub(crate) struct Canceller(Arc<Control>);
-
-/// The state that a request shares with its canceller and the clock.
+/// The state that a request shares with the clock.
 pub(super) struct Control {
-    /// [`LIVE`], or why the request is to stop.
-    stop: AtomicU8,
+    stopped: AtomicBool,
     hooks: Mutex<Hooks>,
 }
-
-const LIVE: u8 = 0;
-#[cfg(all(test, not(loom)))]
-const CANCELLED: u8 = 1;
-const TIMED_OUT: u8 = 2;
 
 type Callback = Box<dyn FnOnce() + Send>;
 
@@ -136,35 +107,20 @@ enum Hooks {
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("stop", &self.stop()).finish_non_exhaustive()
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-impl Canceller {
-    /// Asks the request to stop. It may end on this thread before the call returns, but the call
-    /// does not wait for that: the memory stays in use until the completion is called.
-    /// [`CompletionHandler::complete`] lists the errors.
-    pub(crate) fn cancel(&self) {
-        self.0.ask(CANCELLED);
+        f.debug_struct("Control").field("stopped", &self.stopped).finish_non_exhaustive()
     }
 }
 
 impl Control {
     fn new() -> Self {
-        Control { stop: AtomicU8::new(LIVE), hooks: Mutex::new(Hooks::Set(Vec::new())) }
+        Control { stopped: AtomicBool::new(false), hooks: Mutex::new(Hooks::Set(Vec::new())) }
     }
 
-    /// The deadline has passed.
+    /// Asks the request to stop, as its deadline has passed. It may end on this thread, but the
+    /// memory stays in use until the completion is called.
     pub(super) fn time_out(&self) {
-        self.ask(TIMED_OUT);
-    }
-
-    /// The first call decides the reason.
-    fn ask(&self, why: u8) {
-        // Release: pairs with the acquire in `stop`.
-        let first = self.stop.compare_exchange(LIVE, why, Ordering::Release, Ordering::Relaxed);
-        if first.is_err() {
+        // Release: pairs with the acquire in `is_stopped`.
+        if self.stopped.swap(true, Ordering::Release) {
             return;
         }
         let mut hooks = self.hooks.lock();
@@ -176,22 +132,17 @@ impl Control {
         }
     }
 
-    fn stop(&self) -> Option<Stop> {
-        // Acquire: pairs with the release in `ask`.
-        match self.stop.load(Ordering::Acquire) {
-            LIVE => None,
-            #[cfg(all(test, not(loom)))]
-            CANCELLED => Some(Stop::Cancelled),
-            _ => Some(Stop::TimedOut),
-        }
+    fn is_stopped(&self) -> bool {
+        // Acquire: pairs with the release in `time_out`.
+        self.stopped.load(Ordering::Acquire)
     }
 
     /// As [`Request::on_stop`]. The caller must not hold a lock that `callback` takes.
-    pub(super) fn on_stop(&self, callback: Callback) {
+    fn on_stop(&self, callback: Callback) {
         let mut hooks = self.hooks.lock();
         match &mut *hooks {
             Hooks::Set(set) => set.push(callback),
-            // `ask` stored the reason, but looked for functions before this one was set.
+            // `time_out` looked for functions before this one was set.
             Hooks::Asked => {
                 drop(hooks);
                 call(callback);
@@ -220,17 +171,9 @@ fn call(callback: Callback) {
     quietly("on_stop", callback);
 }
 
-impl Stop {
-    /// The error that a stopped request ends with.
-    pub(super) fn error(self) -> io::Error {
-        match self {
-            #[cfg(all(test, not(loom)))]
-            Stop::Cancelled => io::Error::from_raw_os_error(libc::ECANCELED),
-            Stop::TimedOut => {
-                io::Error::new(io::ErrorKind::TimedOut, "the source did not answer in time")
-            }
-        }
-    }
+/// The error that a stopped request ends with.
+pub(super) fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the source did not answer in time")
 }
 
 impl fmt::Debug for Request {
@@ -238,7 +181,6 @@ impl fmt::Debug for Request {
         f.debug_struct("Request")
             .field("direction", &self.direction)
             .field("offset", &self.offset)
-            .field("bytes", &self.bytes)
             .field("extents", &self.extents)
             .field("awaited", &self.awaited)
             .field("deadline", &self.deadline)
@@ -295,8 +237,7 @@ impl Request {
         let end = offset.checked_add(bytes as u64);
         assert!(end.is_some_and(|end| i64::try_from(end).is_ok()), "ends beyond 2^63 - 1");
         let completion = Some(completion);
-        let (metered, deadline, control) = (None, None, None);
-        let awaited = false;
+        let (awaited, metered, deadline, control) = Default::default();
         Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
     }
 
@@ -327,17 +268,11 @@ impl Request {
         self.control();
     }
 
-    /// A handle that can cancel the request. Call this before the request is submitted.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn canceller(&mut self) -> Canceller {
-        Canceller(self.control())
-    }
-
-    fn control(&mut self) -> Arc<Control> {
+    /// What asks the request to stop, before it is submitted.
+    pub(super) fn control(&mut self) -> Arc<Control> {
         self.control.get_or_insert_with(|| Arc::new(Control::new())).clone()
     }
 
-    /// The direction of the transfer.
     pub(crate) fn direction(&self) -> Direction {
         self.direction
     }
@@ -352,7 +287,6 @@ impl Request {
         self.offset
     }
 
-    /// How many bytes are asked for.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -363,26 +297,26 @@ impl Request {
         &self.extents
     }
 
-    /// Why the request is to stop, if it is.
-    pub(crate) fn stop(&self) -> Option<Stop> {
-        self.control.as_ref()?.stop()
-    }
-
-    /// Whether the request is to stop, as its deadline has passed or nobody wants it any more. A
-    /// thread that carries it out asks this from time to time, and then stops moving bytes and
-    /// finishes the request with any error. Cost: a load.
+    /// Whether the request is to stop, as its deadline has passed. A thread that carries it out asks
+    /// this from time to time, and then stops moving bytes and finishes the request with any error.
+    /// Cost: a load.
     pub fn is_stopped(&self) -> bool {
-        self.stop().is_some()
+        self.control.as_ref().is_some_and(|control| control.is_stopped())
     }
 
-    /// Calls `callback` once when the request is asked to stop: on the thread that asks (often the
-    /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
-    /// called if the request ends first; if it ends at that moment, `callback` may run a little
-    /// after the end. A request can have any number of these, for instance one of each source that
-    /// it is passed through; they are called in the order in which they were set. `callback` must
-    /// be short, and must not finish the request itself. A panic in it is caught, after the panic
-    /// hook has printed it. The call does nothing for a request that has no
-    /// deadline.
+    /// # Errors
+    /// [`timed_out`], if the request is to stop.
+    pub(super) fn check_stopped(&self) -> io::Result<()> {
+        if self.is_stopped() { Err(timed_out()) } else { Ok(()) }
+    }
+
+    /// Calls `callback` once when the request is asked to stop: on the thread that asks (the cache's
+    /// clock, which serves all deadlines), or in this call if that was before. It is not called if
+    /// the request ends first; if it ends at that moment, `callback` may run a little after the end.
+    /// A request can have any number of these, for instance one of each source that it is passed
+    /// through; they are called in the order in which they were set. `callback` must be short, and
+    /// must not finish the request itself. A panic in it is caught, after the panic hook has printed
+    /// it. The call does nothing for a request that has no deadline.
     pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(callback));
@@ -398,11 +332,6 @@ impl Request {
     /// Ends a request that was not taken; the completion gets an error that [`is_refusal`].
     pub(crate) fn refuse(mut self) {
         self.end(Err(io::Error::other(NotTaken)));
-    }
-
-    /// The state shared with the canceller and the clock, if the request can be stopped.
-    pub(super) fn stoppable(&self) -> Option<Arc<Control>> {
-        self.control.clone()
     }
 
     /// The deadline, with the state through which the clock asks it to stop.
@@ -431,8 +360,8 @@ impl Request {
         };
         if let Some(control) = &self.control {
             control.end();
-            if let (Err(_), Some(why)) = (&result, control.stop()) {
-                result = Err(why.error());
+            if result.is_err() && control.is_stopped() {
+                result = Err(timed_out());
             }
         }
         // Counted as under way until its completion has seen to its memory.
@@ -450,7 +379,48 @@ impl Request {
     }
 }
 
-/// The error of a request that was not taken.
+impl Drop for Request {
+    fn drop(&mut self) {
+        if self.completion.is_some() {
+            self.end(Err(io::Error::other("the request was dropped before it was carried out")));
+        }
+    }
+}
+
+/// Takes requests off the front of `batch`, until `take` gives one back. Returns those that can be
+/// stopped, for [`on_stops`].
+pub(super) fn take_front(
+    batch: &mut Vec<Request>,
+    mut take: impl FnMut(Request) -> Option<Request>,
+) -> Vec<Arc<Control>> {
+    let mut stoppable = Vec::new();
+    let mut rest = std::mem::take(batch).into_iter();
+    // Ends: each turn takes a request, or is the last.
+    while let Some(request) = rest.next() {
+        let control = request.control.clone();
+        if let Some(request) = take(request) {
+            batch.push(request);
+            batch.extend(rest);
+            break;
+        }
+        stoppable.extend(control);
+    }
+    stoppable
+}
+
+/// From now on calls `tell` when one of these is asked to stop, or at once: so the requests are queued
+/// already, and the caller holds no lock.
+pub(super) fn on_stops<S: Send + Sync + 'static>(
+    stoppable: Vec<Arc<Control>>,
+    shared: &Arc<S>,
+    tell: fn(&S),
+) {
+    for control in stoppable {
+        let shared = Arc::downgrade(shared);
+        control.on_stop(Box::new(move || shared.upgrade().iter().for_each(|shared| tell(shared))));
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("the request was not started")]
 struct NotTaken;
@@ -460,34 +430,23 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(cause) if cause.is::<NotTaken>())
 }
 
-impl Drop for Request {
-    fn drop(&mut self) {
-        if self.completion.is_some() {
-            self.end(Err(io::Error::other("the request was dropped before it was carried out")));
-        }
-    }
-}
-
 /// Checks what a source returned for a read into `extents`: a count that is too large becomes an
 /// error, and the memory beyond the end of the source is zeroed.
 pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::Result<usize> {
-    let asked = extent::total_bytes(extents);
-    match result {
-        Ok(got) if got > asked => Err(overlong(got, asked)),
-        Ok(got) => {
-            extent::zero_from(extents, got);
-            Ok(got)
-        }
-        Err(cause) => Err(cause),
+    let (got, asked) = (result?, extent::total_bytes(extents));
+    if got > asked {
+        return Err(overlong(got, asked));
     }
+    extent::zero_from(extents, got);
+    Ok(got)
 }
 
 /// What came of a write, as [`settle`] says it of a read. A write moves all bytes or is an error.
 fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Ok(done) if done > asked => Err(overlong(done, asked)),
-        Ok(done) if done < asked => Err(underlong(done, asked)),
-        other => other,
+    match result? {
+        done if done > asked => Err(overlong(done, asked)),
+        done if done < asked => Err(underlong(done, asked)),
+        done => Ok(done),
     }
 }
 
@@ -497,8 +456,6 @@ pub(super) fn underlong(done: usize, asked: usize) -> io::Error {
 }
 
 pub(super) fn overlong(got: usize, asked: usize) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the source said it moved {got} bytes where {asked} were asked for"),
-    )
+    let text = format!("the source said it moved {got} bytes where {asked} were asked for");
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }

@@ -1,13 +1,11 @@
-//! A share in a source, as the cache has it.
-//!
-//! Belongs here: dropping one, and what a share takes. Made by `backing.rs`; the workers have
-//! others meanwhile.
+//! A share in a source, as the cache and its workers have it.
 
+use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Source;
-use crate::base::guarded::quietly;
+use crate::base::guarded::{guarded, quietly};
 
 /// Bytes on the heap of something of `bytes` bytes that is shared: an `Arc` adds its two counts.
 pub(crate) const fn shared_bytes(bytes: usize) -> usize {
@@ -18,6 +16,14 @@ pub(crate) const fn shared_bytes(bytes: usize) -> usize {
 /// that may be on a worker, on the daemon, or with the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedSource(Option<Arc<dyn Source>>);
+
+impl SharedSource {
+    /// Its kind, or that it panicked when it was asked.
+    pub(super) fn name(&self) -> Cow<'static, str> {
+        let kind = guarded("kind", || Ok(self.kind()));
+        kind.unwrap_or("unknown (it panicked when it was asked)".into())
+    }
+}
 
 impl From<Arc<dyn Source>> for SharedSource {
     fn from(source: Arc<dyn Source>) -> Self {

@@ -1,7 +1,5 @@
-//! What sources are at: how many requests and calls of a cache's sources have begun and ended, and
-//! whether the calling thread is in one of them.
-//!
-//! Belongs here: the answers, for threads that wait for memory: whether any may come.
+//! How many requests and calls of a cache's sources have begun and ended, and whether the calling
+//! thread is in one of them: for threads that wait for memory, whether any may come.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,7 +23,6 @@ pub(super) struct Move {
     refused: bool,
 }
 
-/// What they are at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads {
     /// Whether there was one a moment ago.
@@ -35,7 +32,6 @@ pub(crate) struct Reads {
 }
 
 impl UnderWay {
-    /// One more begins.
     pub(super) fn begin(&self) -> Move {
         self.0.begun.fetch_add(1, Ordering::Relaxed); // these numbers order nothing else
         Move { under_way: self.clone(), refused: false }

@@ -1,11 +1,12 @@
 //! What the cache's ring and those of threads share: setting up a ring, its entries, and entering
-//! the kernel. Not here: which requests there are, and what becomes of them.
+//! the kernel.
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
+use rustix::io::Errno;
 
 use super::descriptor::{Descriptor, Iovecs};
 use super::request::Direction;
@@ -73,6 +74,10 @@ pub(super) fn no_request_waits_for_another(ring: &IoUring, requests: usize) -> i
     })
 }
 
+pub(super) fn told(result: i32) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
+}
+
 /// Submits what was pushed, and waits for so many completions. It may return with fewer.
 ///
 /// # Errors
@@ -90,7 +95,7 @@ pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
 }
 
 /// The entry of a transfer of `iovecs`, which stay where they are until it completes, by a descriptor
-/// of the file ([`Descriptor::for_try`]).
+/// of the file ([`Progress::descriptor`](super::descriptor::Progress::descriptor)).
 pub(super) fn transfer(
     file: &Descriptor,
     fd: RawFd,

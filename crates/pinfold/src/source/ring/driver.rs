@@ -9,12 +9,10 @@
 //! # When the kernel refuses the ring later
 //! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
 //! nothing (`Start::Unsupported`), and plain reads carry out the requests that were taken, on a
-//! thread for each file. Requests that the kernel has not seen are carried out at once. The kernel
-//! may still write to the memory of those that it has, and in this mode of the ring their
+//! thread for each file. The kernel may still write to the memory of those that it has, and their
 //! completions appear only in `io_uring_enter`. So the driver closes the ring and waits until the
 //! kernel has released it, which it does after the last request: the ring holds the write end of a
-//! pipe, and the read end then meets its end of file. (A forked child that lives on keeps the
-//! ring's descriptor open, which prolongs this wait.)
+//! pipe, whose read end then meets its end. (A forked child that lives on prolongs this wait.)
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, PipeReader};
@@ -23,16 +21,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use io_uring::{IoUring, opcode, squeue, types};
-use rustix::io::Errno;
 
 use super::queue::{RingShared, WaitingRequest};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use crate::base::wait;
-use crate::source::beside::Tries;
-use crate::source::descriptor::{Descriptor, Iovecs};
+use crate::source::descriptor::{Descriptor, Iovecs, Progress};
+use crate::source::lanes::HasLane;
 use crate::source::pool;
-use crate::source::request::{Direction, Request};
+use crate::source::request::{self, Request};
 use crate::source::uring::{self, AbortOnUnwind};
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
@@ -44,8 +41,7 @@ const CANCEL: u64 = u64::MAX - 1;
 struct Flight {
     file: Arc<Descriptor>,
     request: Request,
-    done: usize,
-    tries: Tries,
+    progress: Progress,
     /// The kernel was asked to cancel it.
     cancelling: bool,
     iovecs: Iovecs,
@@ -67,7 +63,6 @@ pub(super) struct Driver {
     absorbed_max: usize,
 }
 
-/// What the driver does next.
 enum DriverStep {
     /// Go into the kernel until something completes.
     Wait,
@@ -127,9 +122,7 @@ impl Driver {
     }
 
     /// Finishes what has completed, and hands the kernel what takes its slots, until nothing more
-    /// has completed or `absorbed_max` requests are finished. The futures that waited for them
-    /// are woken when it returns: the driver then has nothing to do but to wait, so it loses
-    /// nothing if one that is woken takes its processor.
+    /// has completed or `absorbed_max` requests are finished.
     ///
     /// # Errors
     /// As [`Self::enter`].
@@ -146,7 +139,9 @@ impl Driver {
             if now == 0 || finished >= self.absorbed_max {
                 return Ok(());
             }
-            self.launch_begun();
+            let mut ended = Vec::new();
+            self.launch_begun(&mut ended);
+            self.finish(ended);
             self.submit()?;
         }
     }
@@ -158,7 +153,7 @@ impl Driver {
         let waiting = {
             let mut state = self.shared.state.lock();
             state.refused = Some(format!("refused since: {cause}"));
-            state.take_all()
+            state.lanes.take_all()
         };
         let mut free: Vec<_> = self.reap().0.into_iter().map(|(_, flight)| flight.into()).collect();
         free.extend(waiting);
@@ -192,16 +187,14 @@ impl Driver {
             return DriverStep::End;
         }
         let stops = std::mem::take(&mut state.stops);
-        let begun = std::mem::take(&mut state.begun);
-        let stopped = if stops { state.take_stopped() } else { Vec::new() };
+        let stopped = if stops { state.lanes.take_stopped() } else { Vec::new() };
         state.asleep = true;
         drop(state);
-        let mut ended = Vec::new();
-        for (_, request) in stopped {
-            let why = request.stop().expect("it was asked to stop");
-            ended.push((None, request, Err(why.error())));
-        }
-        self.launch_all(begun, &mut ended);
+        let mut ended: Vec<Ended> = stopped
+            .into_iter()
+            .map(|(_, request)| (None, request, Err(request::timed_out())))
+            .collect();
+        self.launch_begun(&mut ended);
         if stops {
             self.cancel_stopped();
         }
@@ -213,27 +206,19 @@ impl Driver {
         DriverStep::LookAgain
     }
 
-    /// Launches the requests that have got a slot while the driver is awake.
-    fn launch_begun(&mut self) {
-        let begun = std::mem::take(&mut self.shared.state.lock().begun);
-        let mut ended = Vec::new();
-        self.launch_all(begun, &mut ended);
-        self.finish(ended);
-    }
-
-    /// Adds what ended without the kernel to `ended`.
-    fn launch_all(&mut self, begun: VecDeque<WaitingRequest>, ended: &mut Vec<Ended>) {
+    /// Launches the requests that have got a slot. Adds what ended without the kernel to `ended`.
+    fn launch_begun(&mut self, ended: &mut Vec<Ended>) {
+        let begun = self.shared.state.lock().lanes.take_begun();
         for (file, request) in begun {
-            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
-            if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
+            let checked = request.check_stopped().and_then(|()| file.check_request(&request));
+            if let Err(cause) = checked {
                 ended.push((Some(file), request, Err(cause)));
                 continue;
             }
             let flight = Flight {
                 file,
                 request,
-                done: 0,
-                tries: Tries::default(),
+                progress: Progress::default(),
                 cancelling: false,
                 iovecs: Iovecs::new(),
             };
@@ -243,12 +228,12 @@ impl Driver {
     }
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
-        flight.iovecs.fill(flight.request.extents(), flight.done);
-        let Flight { file, request, tries, .. } = &mut *flight;
+        let Flight { file, request, progress, iovecs, .. } = &mut *flight;
+        iovecs.fill(request.extents(), progress.done);
         let (direction, end) = (request.direction(), request.offset() + request.bytes() as u64);
-        let fd = file.for_try(direction, end, tries);
-        let offset = request.offset() + flight.done as u64;
-        let entry = uring::transfer(&flight.file, fd, direction, offset, &flight.iovecs);
+        let fd = progress.descriptor(file, direction, end);
+        let offset = request.offset() + progress.done as u64;
+        let entry = uring::transfer(file, fd, direction, offset, iovecs);
         self.push(&entry.user_data(slot as u64));
         assert!(self.flights[slot].replace(flight).is_none());
     }
@@ -259,7 +244,7 @@ impl Driver {
         let mut slots = Vec::new();
         for (slot, flight) in self.flights.iter_mut().enumerate() {
             let Some(flight) = flight else { continue };
-            if flight.request.stop().is_some() && !std::mem::replace(&mut flight.cancelling, true) {
+            if flight.request.is_stopped() && !std::mem::replace(&mut flight.cancelling, true) {
                 slots.push(slot);
             }
         }
@@ -308,10 +293,7 @@ impl Driver {
         self.enter_for(1)
     }
 
-    /// Submits what was pushed, and waits for nothing; sees what has completed.
-    ///
-    /// # Errors
-    /// As [`Self::enter`].
+    /// Submits what was pushed, and waits for nothing; errors as [`Self::enter`].
     fn submit(&mut self) -> io::Result<()> {
         if self.unseen.is_empty() && !self.ring.submission().taskrun() {
             return Ok(());
@@ -352,29 +334,12 @@ impl Driver {
     /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.
     fn landed(&mut self, slot: usize, result: i32) -> Result<Ended, Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
-        let stopped = flight.request.stop();
-        let (again, result) = if let Ok(got) = usize::try_from(result) {
-            flight.done += got;
-            let ended = match flight.request.direction() {
-                Direction::Read => flight.file.ended(flight.done, got),
-                Direction::Write => got == 0,
-            };
-            match stopped {
-                // A partial transfer must not look like the end of the file.
-                Some(why) if flight.done < flight.request.bytes() && !ended => {
-                    (false, Err(why.error()))
-                }
-                _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
-            }
-        } else {
-            let errno = Errno::from_raw_os_error(-result);
-            let Flight { file, request, tries, .. } = &mut *flight;
-            let again = file.again(request.direction(), errno, tries) && stopped.is_none();
-            (again, Err(file.error(errno)))
-        };
-        if again {
-            return Err(flight);
-        }
+        let Flight { file, request, progress, .. } = &mut *flight;
+        let (direction, asked) = (request.direction(), request.bytes());
+        let ended = progress.landed(file, direction, asked, uring::told(result));
+        // A partial transfer must not look like the end of the file.
+        let stopped = || request.check_stopped().err().map(Err);
+        let Some(result) = ended.or_else(stopped) else { return Err(flight) };
         self.free.push(slot);
         let Flight { file, request, .. } = *flight;
         Ok((Some(file), request, result))
@@ -389,7 +354,7 @@ impl Driver {
         let mut state = self.shared.state.lock();
         state.taken -= ended.len();
         for file in ended.iter().filter_map(|(file, ..)| file.as_ref()) {
-            state.give_back(file);
+            state.lanes.end(file.lane());
         }
         drop(state);
         wait::together(|| {
@@ -418,8 +383,7 @@ fn read_plainly(left: Vec<WaitingRequest>) -> Vec<JoinHandle<()>> {
     }
     let read = |requests: Vec<WaitingRequest>| {
         for (file, request) in requests {
-            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
-            let result = stopped.and_then(|()| file.carry_out(&request));
+            let result = request.check_stopped().and_then(|()| file.carry_out(&request));
             request.finish(result);
         }
     };

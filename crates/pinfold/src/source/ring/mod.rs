@@ -1,19 +1,15 @@
 //! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
-//! # Submitters and driver
-//! A submitter puts requests in `RingState` under the mutex and, if the driver is asleep,
-//! writes to an eventfd that the ring itself reads. The driver takes all that have a slot, hands
-//! them to the kernel with one system call, and in the same call waits for the next completion.
-//!
-//! Why not submit from the reader's thread, under a lock: the kernel completes a request in the
-//! task that submitted it (by interrupting it, or when its present system call ends), and
-//! cancels what it has punted when that task exits. With a driver, only the driver is disturbed,
-//! and the cheaper single-issuer mode of the ring can be used.
+//! A submitter puts requests in `RingState` and, if the driver is asleep, writes to an eventfd that
+//! the ring itself reads. The driver takes all that have a slot, hands them to the kernel with one
+//! system call, and in the same call waits for the next completion. Not submitted from the reader's
+//! thread, as the kernel completes a request in the task that submitted it, which it interrupts, and
+//! cancels what it has punted when that task exits.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the submitters' side: opening, taking requests, closing |
-//! | `queue.rs` | which requests have a slot, and which wait for one |
+//! | `queue.rs` | what they share with the driver |
 //! | `driver.rs` | the thread, and the requests that the kernel has |
 
 mod driver;
@@ -26,7 +22,8 @@ use std::thread::JoinHandle;
 use rustix::event::EventfdFlags;
 
 use super::descriptor::Descriptor;
-use super::request::Request;
+use super::lanes::{HasLane, Lanes};
+use super::request::{self, Request};
 use super::{Start, pool, uring};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
@@ -55,9 +52,15 @@ impl Ring {
     pub(super) fn open(depth: usize, ahead: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let ahead = ahead.min(depth);
-        let shared =
-            Arc::new(RingShared { state: Mutex::new(RingState::new(depth)), wake, depth, ahead });
+        let state = Mutex::new(RingState {
+            lanes: Lanes::new(depth),
+            taken: 0,
+            asleep: false,
+            closing: false,
+            stops: false,
+            refused: None,
+        });
+        let shared = Arc::new(RingShared { state, wake, depth, ahead: ahead.min(depth) });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);
@@ -81,7 +84,6 @@ impl Ring {
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
 
-    /// Why the kernel refused the ring, if it has.
     pub(super) fn refused(&self) -> Option<String> {
         self.shared.state.lock().refused.clone()
     }
@@ -92,33 +94,23 @@ impl Ring {
         if state.refused.is_some() {
             return Start::Unsupported;
         }
-        let (mut taken, mut stoppable) = (0, Vec::new());
-        let mut rest = std::mem::take(batch).into_iter();
-        // Ends: each turn takes a request, or is the last.
-        while let Some(request) = rest.next() {
-            if !state.takes(file, &request, self.shared.ahead) {
-                batch.push(request);
-                batch.extend(rest);
-                break;
+        let taken = state.taken;
+        let stoppable = request::take_front(batch, |request| {
+            let begins = state.lanes.may_begin(file.lane());
+            let fits = request.is_awaited() || state.taken < self.shared.ahead;
+            if state.closing || !fits || !(begins || state.lanes.load(file.lane()) > 0) {
+                return Some(request);
             }
-            stoppable.extend(request.stoppable());
-            state.take(file, request);
-            taken += 1;
+            state.lanes.take((file.clone(), request), begins);
+            state.taken += 1;
+            None
+        });
+        if state.taken > taken {
+            self.shared.wake(state);
+        } else {
+            drop(state);
         }
-        let wake = taken > 0 && std::mem::take(&mut state.asleep);
-        drop(state);
-        if wake {
-            self.shared.wake_driver();
-        }
-        // The requests are queued and the lock is free, so `tell` may run at once.
-        for control in stoppable {
-            let shared = Arc::downgrade(&self.shared);
-            control.on_stop(Box::new(move || {
-                if let Some(shared) = shared.upgrade() {
-                    shared.stop_some();
-                }
-            }));
-        }
+        request::on_stops(stoppable, &self.shared, RingShared::stop_some);
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
 
@@ -130,9 +122,7 @@ impl Ring {
         drop(state);
         self.shared.wake_driver();
         let driver = self.driver.lock().take();
-        if let Some(driver) = driver {
-            pool::join_unless_self(driver);
-        }
+        driver.into_iter().for_each(pool::join_unless_self);
     }
 }
 

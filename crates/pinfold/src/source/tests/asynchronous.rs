@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
-use crate::source::waiting::RequestQueues;
+use crate::source::lanes::{HasLane, Lanes};
 use crate::source::{Memory, Start};
 
 const LEN: usize = 3_000_001;
@@ -516,16 +516,31 @@ fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
     }
 }
 
+struct OneFile;
+
+impl HasLane for OneFile {
+    fn lane(&self) -> u64 {
+        1
+    }
+}
+
 #[test]
 fn one_of_eight_is_a_read_ahead_if_any_waits() {
     let (tell, _told) = channel();
     let order = || {
-        let mut waiting = RequestQueues::default();
+        let mut lanes = Lanes::new(1);
+        lanes.take((OneFile, request(99, 1, 1, &tell).awaited()), true);
         for n in 0..20 {
             let request = request(n, 1, 1, &tell);
-            waiting.push(((), if n < 2 { request } else { request.awaited() }));
+            assert!(!lanes.may_begin(1));
+            lanes.take((OneFile, if n < 2 { request } else { request.awaited() }), false);
         }
-        std::iter::from_fn(|| waiting.pop()).map(|((), request)| request.offset()).collect()
+        assert_eq!(lanes.next_begun().expect("it began").1.offset(), 99);
+        let next = |_| {
+            lanes.end(1);
+            lanes.next_begun().expect("one waits").1.offset()
+        };
+        (0..20).map(next).collect()
     };
     let ordered: Vec<u64> = order();
     let ahead: Vec<_> = (0..20).filter(|&at| ordered[at] < 2).collect();

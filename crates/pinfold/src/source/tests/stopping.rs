@@ -1,4 +1,4 @@
-//! Requests that are stopped, by a deadline or a canceller: each ends once, and only when its
+//! Requests that are stopped, by the clock or a test in its place: each ends once, and only when its
 //! memory is no longer in use.
 
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use crate::base::sync::locks::{Condvar, Mutex};
 
 use super::*;
 use crate::source::descriptor::Descriptor;
-use crate::source::{Memory, Start, Stop};
+use crate::source::{Memory, Start};
 
 /// Only there to end a test that hangs.
 const WAIT: Duration = Duration::from_secs(60);
@@ -20,14 +20,11 @@ fn ended(told: &Receiver<Ended>) -> Ended {
     told.recv_timeout(WAIT).expect("a stopped request ends")
 }
 
-/// How a request ended that was stopped.
-fn why(result: io::Result<usize>) -> Stop {
+/// A request that was stopped ended so.
+#[track_caller]
+fn assert_stopped(result: io::Result<usize>) {
     let cause = result.unwrap_err();
-    match cause.kind() {
-        io::ErrorKind::TimedOut => Stop::TimedOut,
-        _ if cause.raw_os_error() == Some(libc::ECANCELED) => Stop::Cancelled,
-        _ => panic!("{cause}"),
-    }
+    assert_eq!(cause.kind(), io::ErrorKind::TimedOut, "{cause}");
 }
 
 #[test]
@@ -39,19 +36,21 @@ fn what_the_kernel_waits_for_is_cancelled() {
     let file = Arc::new(file);
     let (tell, told) = channel();
     let mut cancelled = request(1, PAGE, 1, &tell);
-    let canceller = cancelled.canceller();
+    let canceller = cancelled.control();
     let late = request(2, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
     engine.clock().watch([&late].into_iter());
     assert_eq!(ring.start(&file, &mut vec![late, cancelled]), Start::Started);
     let (offset, result, _) = ended(&told);
-    assert_eq!((offset, why(result)), (2, Stop::TimedOut));
-    canceller.cancel();
+    assert_eq!(offset, 2);
+    assert_stopped(result);
+    canceller.time_out();
     let (offset, result, _) = ended(&told);
-    assert_eq!((offset, why(result)), (1, Stop::Cancelled));
-    canceller.cancel(); // of one that has ended: nothing
+    assert_eq!(offset, 1);
+    assert_stopped(result);
+    canceller.time_out(); // of one that has ended: nothing
     // The pipe is not read any more, and the ring still works.
     let mut whole = request(3, PAGE, 1, &tell);
-    let _canceller = whole.canceller();
+    let _canceller = whole.control();
     assert_eq!(ring.start(&file, &mut vec![whole]), Start::Started);
     io::Write::write_all(&mut { writer }, &pattern(PAGE)).unwrap();
     let (offset, result, lent) = ended(&told);
@@ -77,7 +76,7 @@ impl Source for Gated {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let mut open = self.open.lock();
         while !*open {
-            if self.looks && request.stop().is_some() {
+            if self.looks && request.is_stopped() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             open = self.changed.wait_timeout(open, Duration::from_millis(1));
@@ -108,7 +107,7 @@ fn what_waits_for_a_worker_ends_at_its_deadline_and_what_the_source_has_when_tha
     let mut offsets: Vec<_> = (0..4)
         .map(|_| {
             let (offset, result, _) = ended(&told);
-            assert_eq!(why(result), Stop::TimedOut);
+            assert_stopped(result);
             offset / PAGE as u64
         })
         .collect();
@@ -131,7 +130,7 @@ fn a_source_that_looks_ends_at_the_deadline() {
     let (tell, told) = channel();
     backing.submit(&mut (0..20).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
     for _ in 0..20 {
-        assert_eq!(why(ended(&told).1), Stop::TimedOut);
+        assert_stopped(ended(&told).1);
     }
 }
 
@@ -148,10 +147,10 @@ fn what_was_cancelled_before_is_not_carried_out() {
     for backing in all {
         let (tell, told) = channel();
         let mut dead = request(0, PAGE, 1, &tell);
-        dead.canceller().cancel();
+        dead.control().time_out();
         backing.submit(&mut vec![dead]);
         let (_, result, lent) = ended(&told);
-        assert_eq!(why(result), Stop::Cancelled);
+        assert_stopped(result);
         assert!(lent.bytes().iter().all(|&byte| byte == 0xaa), "it was carried out");
     }
 }
@@ -194,14 +193,16 @@ fn a_source_with_a_queue_is_told() {
     let backing = Backing::new(client, pool_engine());
     let (tell, told) = channel();
     let mut first = request(0, PAGE, 1, &tell);
-    let canceller = first.canceller();
+    let canceller = first.control();
     let second = request(PAGE as u64, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
     backing.submit(&mut vec![first, second]);
     let (offset, result, _) = ended(&told);
-    assert_eq!((offset, why(result)), (PAGE as u64, Stop::TimedOut));
-    canceller.cancel();
+    assert_eq!(offset, PAGE as u64);
+    assert_stopped(result);
+    canceller.time_out();
     let (offset, result, _) = ended(&told);
-    assert_eq!((offset, why(result)), (0, Stop::Cancelled));
+    assert_eq!(offset, 0);
+    assert_stopped(result);
 }
 
 /// Asks to be told when a request is to stop, and leaves it to the workers.
@@ -252,7 +253,7 @@ fn a_source_that_leaves_its_requests_to_the_workers_is_told() {
     assert_eq!(asked, [0, 1, 2, 3, 4]);
     // And the queue is still cleared: all but the one that the source has.
     for _ in 0..4 {
-        assert_eq!(why(ended(&told).1), Stop::TimedOut);
+        assert_stopped(ended(&told).1);
     }
     *inner.open.lock() = true;
     inner.changed.notify_all();
@@ -270,16 +271,16 @@ fn all_who_ask_are_told_in_their_order() {
     let (tell, told) = channel();
     let (say, said) = channel();
     let mut passed_on = request(1, PAGE, 1, &tell);
-    let canceller = passed_on.canceller();
+    let canceller = passed_on.control();
     for n in 0..3 {
         let say = say.clone();
         passed_on.on_stop(move || say.send(n).unwrap());
     }
     drop(say);
     assert_eq!(ring.start(&Arc::new(file), &mut vec![passed_on]), Start::Started);
-    canceller.cancel();
+    canceller.time_out();
     assert!(said.iter().eq(0..3));
-    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+    assert_stopped(ended(&told).1);
 }
 
 #[test]
@@ -288,16 +289,16 @@ fn who_asks_too_late_is_told_at_once_and_who_asked_for_one_that_ended_never() {
     let (say, said) = channel();
     let mut stopped = request(1, PAGE, 1, &tell);
     let mut whole = request(2, PAGE, 1, &tell);
-    let cancellers = [stopped.canceller(), whole.canceller()];
+    let cancellers = [stopped.control(), whole.control()];
     let of_whole = say.clone();
     whole.on_stop(move || of_whole.send(2).unwrap());
     whole.finish(Ok(PAGE));
     assert_eq!(ended(&told).1.unwrap(), PAGE);
-    cancellers.iter().for_each(crate::source::Canceller::cancel);
+    cancellers.iter().for_each(|canceller| canceller.time_out());
     stopped.on_stop(move || say.send(1).unwrap());
     assert!(said.iter().eq([1]), "the one that ended said something");
     stopped.finish(Err(io::Error::other("aborted")));
-    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+    assert_stopped(ended(&told).1);
 }
 
 #[test]
@@ -308,24 +309,25 @@ fn a_panic_of_who_is_told_harms_nobody_else() {
     let panics = |request: &Request| request.on_stop(|| panic!("as the test wants it"));
     let mut first = request(0, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
     panics(&first);
-    let canceller = first.canceller();
+    let canceller = first.control();
     let second = request(PAGE as u64, PAGE, 1, &tell).with_deadline(Instant::now() + 2 * SOON);
     backing.submit(&mut vec![first, second]);
     // The client's function, after the one that panics, ends the first; the clock goes on.
     for offset in [0, PAGE as u64] {
         let (of, result, _) = ended(&told);
-        assert_eq!((of, why(result)), (offset, Stop::TimedOut));
+        assert_eq!(of, offset);
+        assert_stopped(result);
     }
-    canceller.cancel();
+    canceller.time_out();
     // On the thread that cancels, and on the one that asks too late.
     let mut third = request(0, PAGE, 1, &tell);
     panics(&third);
-    let canceller = third.canceller();
+    let canceller = third.control();
     panics(&third);
-    canceller.cancel();
+    canceller.time_out();
     panics(&third);
     third.finish(Err(io::Error::other("aborted")));
-    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+    assert_stopped(ended(&told).1);
 }
 
 /// What a closure has may panic when it is dropped: a worker, the ring and the clock go on.
@@ -347,7 +349,7 @@ fn a_panic_of_what_is_dropped_harms_nobody_else() {
         let (tell, told) = channel();
         for n in 0..40 {
             let mut odd = request(0, PAGE, 1, &tell);
-            let _canceller = odd.canceller();
+            let _canceller = odd.control();
             let heavy = Heavy;
             odd.on_stop(move || drop(heavy));
             let next = request(PAGE as u64, PAGE, 1, &tell);
@@ -383,7 +385,7 @@ fn cancelling_races_with_completing() {
                 let offset = numbers.below(1000) * PAGE as u64;
                 let mut request = request(offset, 2 * PAGE, 2, &tell);
                 match n % 4 {
-                    0 => cancellers.push(request.canceller()),
+                    0 => cancellers.push(request.control()),
                     1 => {
                         let soon = Duration::from_micros(numbers.below(300));
                         request = request.with_deadline(Instant::now() + soon);
@@ -398,7 +400,7 @@ fn cancelling_races_with_completing() {
                 std::thread::yield_now();
             }
             (0..numbers.below(2000)).for_each(|_| std::hint::spin_loop());
-            cancellers.iter().for_each(crate::source::Canceller::cancel);
+            cancellers.iter().for_each(|canceller| canceller.time_out());
         }
         drop(tell);
         let (mut whole, mut stopped) = (0, 0);
@@ -409,7 +411,7 @@ fn cancelling_races_with_completing() {
                     whole += 1;
                 }
                 Err(cause) => {
-                    why(Err(cause));
+                    assert_stopped(Err(cause));
                     stopped += 1;
                 }
             }

@@ -1,0 +1,155 @@
+//! The requests of many files that share a number of slots: the workers', and the ring's.
+//!
+//! # No request waits for another file's
+//! A file may have one slot, and more as long as it has fewer than are free: one file alone has half
+//! of them, and one that hangs leaves others as much as it has. A request is taken in two cases only:
+//!
+//! 1. its file may have one more slot: it gets that;
+//! 2. its file has a slot already, so it waits only for requests of its own file. Those that somebody
+//!    waits for go first, in any number: their memory bounds them. But one in eight is a read ahead,
+//!    if any waits: by now somebody may wait for its page. The request does not tell.
+//!
+//! A slot that is given back goes to the next request of its file, or to one of another file.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::request::Request;
+use crate::base::mutant::{self, Mutant};
+
+/// Of so many requests of a file one is a read ahead, if any waits.
+const AHEAD_ONE_IN: u32 = 8;
+
+/// Who has the requests of one file.
+pub(super) trait HasLane {
+    /// The number that stands for the file as long as it has requests.
+    fn lane(&self) -> u64;
+}
+
+/// A request, with what it is of.
+pub(super) type Job<T> = (T, Request);
+
+#[derive(Debug)]
+pub(super) struct Lanes<T> {
+    /// Those of files that have slots: no other has requests that wait.
+    lanes: BTreeMap<u64, Lane<T>>,
+    /// With a slot, but not taken to be carried out.
+    begun: VecDeque<Job<T>>,
+    free: usize,
+}
+
+#[derive(Debug)]
+struct Lane<T> {
+    slots: usize,
+    demand: VecDeque<Job<T>>,
+    ahead: VecDeque<Job<T>>,
+    /// How many went before the first of `ahead` since one of these went.
+    passed: u32,
+}
+
+impl<T: HasLane> Lanes<T> {
+    pub(super) fn new(slots: usize) -> Self {
+        Lanes { lanes: BTreeMap::new(), begun: VecDeque::new(), free: slots }
+    }
+
+    /// Whether the file may have one more slot.
+    pub(super) fn may_begin(&self, lane: u64) -> bool {
+        self.lanes.get(&lane).map_or(0, |lane| lane.slots) < self.free
+    }
+
+    /// How many requests the file has, with a slot or without; if it has none, none may wait.
+    pub(super) fn load(&self, lane: u64) -> usize {
+        self.lanes.get(&lane).map_or(0, |lane| lane.slots + lane.demand.len() + lane.ahead.len())
+    }
+
+    /// Takes a request. `begins`: its file gets one more slot, of those that [`Self::may_begin`]
+    /// allows; otherwise it has one.
+    pub(super) fn take(&mut self, job: Job<T>, begins: bool) {
+        let number = job.0.lane();
+        let lane = self.lanes.entry(number).or_insert_with(|| Lane {
+            slots: 0,
+            demand: VecDeque::new(),
+            ahead: VecDeque::new(),
+            passed: 0,
+        });
+        let queue = if job.1.is_awaited() { &mut lane.demand } else { &mut lane.ahead };
+        queue.push_back(job);
+        if begins {
+            self.begin(number);
+        }
+    }
+
+    fn begin(&mut self, lane: u64) {
+        let lane = self.lanes.get_mut(&lane).expect("it has a request");
+        lane.slots += 1;
+        self.free -= 1;
+        self.begun.push_back(lane.pop().expect("one waits"));
+    }
+
+    pub(super) fn next_begun(&mut self) -> Option<Job<T>> {
+        self.begun.pop_front()
+    }
+
+    /// All that are to be carried out.
+    pub(super) fn take_begun(&mut self) -> VecDeque<Job<T>> {
+        std::mem::take(&mut self.begun)
+    }
+
+    /// How many are to be carried out.
+    pub(super) fn begun(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// A request is over, and its file's slot free. A request that waits gets it.
+    pub(super) fn end(&mut self, lane: u64) {
+        self.free += 1;
+        self.lanes.get_mut(&lane).expect("it had a slot").slots -= 1;
+        let waits = |lane: &u64| !self.lanes[lane].is_idle() && self.may_begin(*lane);
+        let next = Some(lane).filter(waits).or_else(|| self.lanes.keys().copied().find(waits));
+        if let Some(next) = next {
+            self.begin(next);
+        }
+        if self.lanes[&lane].slots == 0 {
+            self.lanes.remove(&lane);
+        }
+    }
+
+    /// Takes out those that wait and were asked to stop.
+    pub(super) fn take_stopped(&mut self) -> Vec<Job<T>> {
+        let mut stopped = Vec::new();
+        for lane in self.lanes.values_mut() {
+            for queue in [&mut lane.demand, &mut lane.ahead] {
+                for job in std::mem::take(queue) {
+                    if job.1.is_stopped() { stopped.push(job) } else { queue.push_back(job) }
+                }
+            }
+        }
+        stopped
+    }
+
+    /// Takes out all that are not carried out.
+    pub(super) fn take_all(&mut self) -> Vec<Job<T>> {
+        let mut all: Vec<_> = std::mem::take(&mut self.begun).into();
+        for lane in self.lanes.values_mut() {
+            all.extend(lane.demand.drain(..).chain(lane.ahead.drain(..)));
+        }
+        all
+    }
+}
+
+impl<T> Lane<T> {
+    fn is_idle(&self) -> bool {
+        self.demand.is_empty() && self.ahead.is_empty()
+    }
+
+    fn pop(&mut self) -> Option<Job<T>> {
+        let overdue = self.passed + 1 >= AHEAD_ONE_IN && !mutant::on(Mutant::AheadWaits);
+        if (overdue || self.demand.is_empty())
+            && let Some(job) = self.ahead.pop_front()
+        {
+            self.passed = 0;
+            return Some(job);
+        }
+        self.passed = if self.ahead.is_empty() { 0 } else { self.passed + 1 };
+        self.demand.pop_front()
+    }
+}

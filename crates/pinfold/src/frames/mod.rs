@@ -93,7 +93,7 @@ pub(crate) struct Frames {
     runs: RunKinds,
     lists: Mutex<Lists>,
     /// Copies of numbers of `lists`, stored under the mutex and read without it.
-    free_frames: AtomicU32,
+    free: AtomicU32,
     free_hollow: AtomicU32,
     #[cfg(loom)]
     bytes: std::sync::Arc<bytes::ArenaWords>,
@@ -142,7 +142,7 @@ impl Frames {
         Ok(Frames {
             table,
             runs,
-            free_frames: AtomicU32::new(lists.free_frames),
+            free: AtomicU32::new(lists.free_frames),
             free_hollow: AtomicU32::new(0),
             lists: Mutex::new(lists),
             #[cfg(loom)]
@@ -223,7 +223,7 @@ impl Frames {
         assert!(known <= managed, "{known} frames are free of {managed} that there are");
         // Relaxed, both: pair with nothing; stores are in the mutex's order, so the copies never go
         // back to older numbers.
-        self.free_frames.store(lists.free_frames, Ordering::Relaxed);
+        self.free.store(lists.free_frames, Ordering::Relaxed);
         self.free_hollow.store(lists.free_hollow, Ordering::Relaxed);
         done
     }
@@ -341,7 +341,7 @@ impl Frames {
     /// load.
     pub(crate) fn free_frames(&self) -> u32 {
         // Relaxed: a number to decide by, which publishes nothing; see `change`.
-        self.free_frames.load(Ordering::Relaxed)
+        self.free.load(Ordering::Relaxed)
     }
 
     /// What is free, in which sizes. Cost: the mutex.

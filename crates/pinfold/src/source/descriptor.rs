@@ -23,6 +23,7 @@ const NO_IOVEC: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_
 
 /// An open file. Offsets, lengths and addresses must be multiples of `alignment`.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is known of a file by itself")]
 pub(super) struct Descriptor {
     pub(super) fd: OwnedFd,
     pub(super) block_device: bool,

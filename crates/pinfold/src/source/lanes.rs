@@ -31,7 +31,7 @@ pub(super) type Job<T> = (T, Request);
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
     /// Those of files that have slots: no other has requests that wait.
-    lanes: BTreeMap<u64, Lane<T>>,
+    files: BTreeMap<u64, Lane<T>>,
     /// With a slot, but not taken to be carried out.
     begun: VecDeque<Job<T>>,
     free: usize,
@@ -48,24 +48,24 @@ struct Lane<T> {
 
 impl<T: HasLane> Lanes<T> {
     pub(super) fn new(slots: usize) -> Self {
-        Lanes { lanes: BTreeMap::new(), begun: VecDeque::new(), free: slots }
+        Lanes { files: BTreeMap::new(), begun: VecDeque::new(), free: slots }
     }
 
     /// Whether the file may have one more slot.
     pub(super) fn may_begin(&self, lane: u64) -> bool {
-        self.lanes.get(&lane).map_or(0, |lane| lane.slots) < self.free
+        self.files.get(&lane).map_or(0, |lane| lane.slots) < self.free
     }
 
     /// How many requests the file has, with a slot or without; if it has none, none may wait.
     pub(super) fn load(&self, lane: u64) -> usize {
-        self.lanes.get(&lane).map_or(0, |lane| lane.slots + lane.demand.len() + lane.ahead.len())
+        self.files.get(&lane).map_or(0, |lane| lane.slots + lane.demand.len() + lane.ahead.len())
     }
 
     /// Takes a request. `begins`: its file gets one more slot, of those that [`Self::may_begin`]
     /// allows; otherwise it has one.
     pub(super) fn take(&mut self, job: Job<T>, begins: bool) {
         let number = job.0.lane();
-        let lane = self.lanes.entry(number).or_insert_with(|| Lane {
+        let lane = self.files.entry(number).or_insert_with(|| Lane {
             slots: 0,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
@@ -79,7 +79,7 @@ impl<T: HasLane> Lanes<T> {
     }
 
     fn begin(&mut self, lane: u64) {
-        let lane = self.lanes.get_mut(&lane).expect("it has a request");
+        let lane = self.files.get_mut(&lane).expect("it has a request");
         lane.slots += 1;
         self.free -= 1;
         self.begun.push_back(lane.pop().expect("one waits"));
@@ -102,21 +102,21 @@ impl<T: HasLane> Lanes<T> {
     /// A request is over, and its file's slot free. A request that waits gets it.
     pub(super) fn end(&mut self, lane: u64) {
         self.free += 1;
-        self.lanes.get_mut(&lane).expect("it had a slot").slots -= 1;
-        let waits = |lane: &u64| !self.lanes[lane].is_idle() && self.may_begin(*lane);
-        let next = Some(lane).filter(waits).or_else(|| self.lanes.keys().copied().find(waits));
+        self.files.get_mut(&lane).expect("it had a slot").slots -= 1;
+        let waits = |lane: &u64| !self.files[lane].is_idle() && self.may_begin(*lane);
+        let next = Some(lane).filter(waits).or_else(|| self.files.keys().copied().find(waits));
         if let Some(next) = next {
             self.begin(next);
         }
-        if self.lanes[&lane].slots == 0 {
-            self.lanes.remove(&lane);
+        if self.files[&lane].slots == 0 {
+            self.files.remove(&lane);
         }
     }
 
     /// Takes out those that wait and were asked to stop.
     pub(super) fn take_stopped(&mut self) -> Vec<Job<T>> {
         let mut stopped = Vec::new();
-        for lane in self.lanes.values_mut() {
+        for lane in self.files.values_mut() {
             for queue in [&mut lane.demand, &mut lane.ahead] {
                 for job in std::mem::take(queue) {
                     if job.1.is_stopped() { stopped.push(job) } else { queue.push_back(job) }
@@ -129,7 +129,7 @@ impl<T: HasLane> Lanes<T> {
     /// Takes out all that are not carried out.
     pub(super) fn take_all(&mut self) -> Vec<Job<T>> {
         let mut all: Vec<_> = std::mem::take(&mut self.begun).into();
-        for lane in self.lanes.values_mut() {
+        for lane in self.files.values_mut() {
             all.extend(lane.demand.drain(..).chain(lane.ahead.drain(..)));
         }
         all

@@ -136,11 +136,11 @@ impl Pool {
     /// The error of who has waited for a worker for long.
     pub(super) fn all_busy(&self) -> io::Error {
         let state = self.shared.state.lock();
-        let mut text =
-            format!("all {} threads that read are waiting for other sources", state.workers.len());
-        if let Some(why) = &state.not_started {
-            text += &format!("; there is no further: {why}");
-        }
+        let further = state.not_started.as_ref();
+        let further = further.map_or(String::new(), |why| format!("; there is no further: {why}"));
+        let threads = state.workers.len();
+        let text =
+            format!("all {threads} threads that read are waiting for other sources{further}");
         io::Error::new(io::ErrorKind::TimedOut, text)
     }
 

@@ -294,7 +294,9 @@ fn who_asks_too_late_is_told_at_once_and_who_asked_for_one_that_ended_never() {
     whole.on_stop(move || of_whole.send(2).unwrap());
     whole.finish(Ok(PAGE));
     assert_eq!(ended(&told).1.unwrap(), PAGE);
-    cancellers.iter().for_each(|canceller| canceller.time_out());
+    for canceller in &cancellers {
+        canceller.time_out();
+    }
     stopped.on_stop(move || say.send(1).unwrap());
     assert!(said.iter().eq([1]), "the one that ended said something");
     stopped.finish(Err(io::Error::other("aborted")));
@@ -400,7 +402,9 @@ fn cancelling_races_with_completing() {
                 std::thread::yield_now();
             }
             (0..numbers.below(2000)).for_each(|_| std::hint::spin_loop());
-            cancellers.iter().for_each(|canceller| canceller.time_out());
+            for canceller in &cancellers {
+                canceller.time_out();
+            }
         }
         drop(tell);
         let (mut whole, mut stopped) = (0, 0);

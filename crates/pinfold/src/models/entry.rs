@@ -266,7 +266,8 @@ fn a_stale_lookup_finds_nothing(birth: &'static Birth, wanted: Identity, before:
                 }
             }
         });
-        assert_eq!(frames.buddy.take(&frames.table, Order::MIN), Some(head), "last in, first out");
+        let taken = frames.change(|lists, on| lists.take_at_most(on, Order::MIN, &FOR_ALL));
+        assert_eq!(taken, Some((head, Order::MIN)), "last in, first out");
         let entry = frames.frame(head);
         (birth.hand_out)(entry);
         (birth.set_identity)(entry, identity(1, 5));

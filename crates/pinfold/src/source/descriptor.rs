@@ -42,12 +42,12 @@ pub(super) struct Descriptor {
 
 /// How far a transfer has come: the rule for all who carry transfers out.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct TransferProgress {
     pub(super) done: usize,
     tries: Tries,
 }
 
-impl Progress {
+impl TransferProgress {
     /// The descriptor of `file` for the next try of a transfer that ends at `end`.
     pub(super) fn descriptor(
         &mut self,
@@ -181,7 +181,7 @@ impl Descriptor {
         extents: &[Extent<'_>],
     ) -> io::Result<usize> {
         let bytes = extent::total_bytes(extents);
-        let (mut iovecs, mut progress) = (Iovecs::new(), Progress::default());
+        let (mut iovecs, mut progress) = (Iovecs::new(), TransferProgress::default());
         if bytes == 0 {
             return Ok(0);
         }

@@ -31,14 +31,14 @@ pub(super) type Job<T> = (T, Request);
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
     /// Those of files that have slots: no other has requests that wait.
-    files: BTreeMap<u64, Lane<T>>,
+    files: BTreeMap<u64, FileRequests<T>>,
     /// With a slot, but not taken to be carried out.
     begun: VecDeque<Job<T>>,
     free: usize,
 }
 
 #[derive(Debug)]
-struct Lane<T> {
+struct FileRequests<T> {
     slots: usize,
     demand: VecDeque<Job<T>>,
     ahead: VecDeque<Job<T>>,
@@ -65,7 +65,7 @@ impl<T: HasLane> Lanes<T> {
     /// allows; otherwise it has one.
     pub(super) fn take(&mut self, job: Job<T>, begins: bool) {
         let number = job.0.lane();
-        let lane = self.files.entry(number).or_insert_with(|| Lane {
+        let lane = self.files.entry(number).or_insert_with(|| FileRequests {
             slots: 0,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
@@ -136,7 +136,7 @@ impl<T: HasLane> Lanes<T> {
     }
 }
 
-impl<T> Lane<T> {
+impl<T> FileRequests<T> {
     fn is_idle(&self) -> bool {
         self.demand.is_empty() && self.ahead.is_empty()
     }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use io_uring::IoUring;
 
-use super::descriptor::{Descriptor, Iovecs, Progress};
+use super::descriptor::{Descriptor, Iovecs, TransferProgress};
 use super::extent::{self, Extent};
 use super::request::Direction;
 use super::uring::{self, AbortOnUnwind};
@@ -95,7 +95,7 @@ pub(super) struct BatchFlight<'a> {
     reading: Reading<'a>,
     /// Where its iovecs are, while it is in flight.
     slot: usize,
-    progress: Progress,
+    progress: TransferProgress,
     pub(super) result: Option<io::Result<usize>>,
 }
 

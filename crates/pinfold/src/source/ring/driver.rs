@@ -26,7 +26,7 @@ use super::queue::{RingShared, WaitingRequest};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use crate::base::wait;
-use crate::source::descriptor::{Descriptor, Iovecs, Progress};
+use crate::source::descriptor::{Descriptor, Iovecs, TransferProgress};
 use crate::source::lanes::HasLane;
 use crate::source::pool;
 use crate::source::request::{self, Request};
@@ -41,7 +41,7 @@ const CANCEL: u64 = u64::MAX - 1;
 struct Flight {
     file: Arc<Descriptor>,
     request: Request,
-    progress: Progress,
+    progress: TransferProgress,
     /// The kernel was asked to cancel it.
     cancelling: bool,
     iovecs: Iovecs,
@@ -218,7 +218,7 @@ impl Driver {
             let flight = Flight {
                 file,
                 request,
-                progress: Progress::default(),
+                progress: TransferProgress::default(),
                 cancelling: false,
                 iovecs: Iovecs::new(),
             };

@@ -142,6 +142,8 @@ mutants! {
     UnmapsUnsaid,
     /// A run that is taken back from the mirrors is not asked whether it is lent.
     TakeBackAnyRun,
+    /// A run goes back to the arena although own memory or mirrors then have nothing free.
+    TakesAllBack,
     /// A page that fits no lent memory with its neighbours is read with them again.
     BringLargeAgain,
     /// Futures are woken by a lender that still claims places.

@@ -189,9 +189,15 @@ pub(super) fn keep_some_free(core: &Core) {
 
 /// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
 /// enough free for what is in it, and one of a few can be emptied. That copies nothing.
+///
+/// Who uses lent memory keeps some free: else what a program has just given up could go to the
+/// arena, and its next store would find nothing.
 pub(super) fn take_run_back(core: &Core) -> bool {
     let wanted = core.frames.free_frames() < core.pressure.high_frames;
-    let spare = core.frames.free_hollow() >= Order::MAX.frames() && core.frames.may_take_back();
+    let free = core.frames.free_hollow();
+    let is_used = core.frames.hollow_frames() > free && !mutant::on(Mutant::TakesAllBack);
+    let kept = if is_used { core.pressure.low_frames } else { 0 };
+    let spare = free >= Order::MAX.frames() + kept && core.frames.may_take_back();
     if !wanted || !spare {
         return false;
     }
@@ -241,7 +247,7 @@ mod tests {
     use crate::frames::{FrameNumber, Order};
     use crate::pages::reclaim;
     use crate::source::Memory;
-    use crate::{Cache, Options, Space};
+    use crate::{Cache, Hint, Options, Space};
 
     /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
     /// without.
@@ -289,6 +295,38 @@ mod tests {
     fn a_run_goes_back_though_what_is_in_it_is_dirty() {
         assert!(is_taken_back_with_what_is_dirty(None));
         assert!(!is_taken_back_with_what_is_dirty(Some(Mutant::DirtyStays)));
+    }
+
+    /// What of own memory a program gives up is there for its next store.
+    fn is_all_taken_back(mutant: Option<Mutant>) -> bool {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let map = Space::new(&cache, 0).unwrap().map_anon(4 << 20).unwrap();
+        let core = cache.core();
+        let mut pages = 0;
+        while pages == 0 || core.frames.free_hollow() % Order::MAX.frames() > 0 {
+            map.write_at(&[7], pages << 12).unwrap();
+            pages += 1;
+        }
+        while core.frames.free_hollow() < Order::MAX.frames() {
+            assert!(core.frames.hollow_out_run());
+        }
+        let file = cache.attach("zeros", Arc::new(Memory::new(vec![0; 32 << 20]))).unwrap();
+        file.advise(0..0, Hint::Random).unwrap();
+        let mut offset = 0;
+        while core.frames.free_frames() >= core.pressure.high_frames {
+            file.read_at(&mut [0], offset).unwrap();
+            offset += 4096;
+        }
+        let taken = mutant::with(mutant, || super::take_run_back(core));
+        map.discard(0..(core.pressure.low_frames as usize) << 12).unwrap();
+        assert!(taken || super::take_run_back(core), "the arena wants it");
+        taken
+    }
+
+    #[test]
+    fn who_uses_lent_memory_keeps_some_free() {
+        assert!(!is_all_taken_back(None));
+        assert!(is_all_taken_back(Some(Mutant::TakesAllBack)));
     }
 
     /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these

@@ -118,6 +118,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("length-before-maps", "zeros are taken for a file's end here; the tests of `space` see it"),
     ("unmaps-unsaid", "it was not tried; the tests of `reclaim` see it"),
     ("take-back-any-run", "an assertion meets it, seldom; the tests of `reclaim` see it"),
+    ("takes-all-back", "nobody here stores to own memory; the test of `lent.rs` sees it"),
     ("bring-large-again", "lent memory is seldom in pieces; the tests of `lend` see it"),
     ("lend-wakes-early", "no waker here wants a place; the tests of `lend` see it"),
     ("page-out-held", "nobody here has own memory; the tests of `space` see it"),

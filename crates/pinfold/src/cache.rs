@@ -55,36 +55,31 @@ use crate::stats::Stats;
 ///
 /// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
-/// to date at the fork, from a private copy: neither process sees what the other does to its
-/// memory. But it does not have the memory of maps: pages that were brought through a
-/// [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one that was taken before
-/// the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a file,
-/// `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
-/// [`ErrorKind::Forked`], because the child has none of the cache's threads, and their locks may
-/// have been held at the fork. Two calls that cannot fail return nothing instead:
-/// [`stats`](Self::stats) is all zeros, [`pins`](Self::pins) is `None`.
-/// The `try_` calls return `None` for what was not cached.
-/// Dropping a handle in the child frees nothing: the child keeps its copy of the cache's memory
-/// until it ends or calls exec.
+/// to date at the fork, from a private copy. But it does not have the memory of maps: pages that were
+/// brought through a [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one that was
+/// taken before the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a
+/// file, `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
+/// [`ErrorKind::Forked`], because the child has none of the cache's threads, and their locks may have
+/// been held at the fork. The `try_` calls return `None` for what was not cached,
+/// [`stats`](Self::stats) are all zeros, [`pins`](Self::pins) are `None`. Dropping a handle in the
+/// child frees nothing until it ends or calls exec.
 ///
 /// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
 /// hold locks of the whole process while a thread starts or ends. If one of the parent's threads
 /// did so at the fork, the child's first thread waits for ever. So a program whose threads come and
 /// go should call exec in the child before it makes a cache.
 ///
-/// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
-/// give the child copies of such memory. On older kernels a program that forks without an
-/// immediate exec should open files through the kernel's page cache
+/// open(2) warns of forking while direct I/O to private memory is in flight: before Linux 6.3 a
+/// program that forks without an immediate exec should open files through the kernel's page cache
 /// ([`FileOptions::direct`]).
 #[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
 }
 
-// A caught panic leaves the cache as consistent as a returned error does. None of the program's
-// code runs while the cache's state is half changed: a source is called without a lock that guards
-// any (`mapping.rs`, "Locks"), and its panics are caught there (`guarded.rs`). A caller that
-// unwinds drops its guards, pins and handles, as one that returns does. No lock is ever poisoned.
+// A caught panic leaves the cache as consistent as a returned error does: none of the program's code
+// runs while its state is half changed (`mapping.rs`, "Locks"), a source's panics are caught
+// (`guarded.rs`), and no lock is ever poisoned.
 impl UnwindSafe for Cache {}
 impl RefUnwindSafe for Cache {}
 
@@ -130,9 +125,8 @@ impl Cache {
                 Cause::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
             );
         };
-        let reserve = |cause| Cause::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
-            frames::ArenaError::Reserve { cause, .. } => reserve(cause.into()),
+            frames::ArenaError::Reserve { cause, .. } => Cause::reserve(asked_bytes, cause.into()),
             other => unreachable!("the budget was checked: {other}"),
         })?;
         let base = frames.base();
@@ -146,10 +140,9 @@ impl Cache {
         }
         let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
-        let mut core = core.map_err(|cause| Cause::ForkHandler { cause: Arc::new(cause) })?;
-        core.mapped.open(&core.options, &core.engine)?;
+        let mut core = core.map_err(Cause::fork_handler)?;
+        core.open_mapped()?;
         let core = Arc::new(core);
-        core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
         core.start()?;
         Ok(Cache { core })
@@ -179,8 +172,8 @@ impl Cache {
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had
     /// the same time. Since Linux 6.13 this is not so for files on ext4 and XFS that are read
-    /// directly: unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a sandbox
-    /// refuses statmount(2), by which the cache tells ext4 from ext3 and ext2.
+    /// directly, unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a sandbox
+    /// refuses statmount(2).
     ///
     /// What a [refresh](File::refresh) has kept of a file that has grown is dropped by the next
     /// `open`, too: the refresh compares a part of it only.
@@ -189,9 +182,8 @@ impl Cache {
     ///
     /// The length is the one that the file system reports; that of a block device is the device's.
     /// Refused are files whose reported length is not that of their content, such as nearly all of
-    /// `/proc` and `/sys`; and directories, pipes, sockets and character
-    /// devices, which [`Error::io_kind`] tells apart. Opening a pipe fails at once: it does not wait for a
-    /// writer. An empty file may be opened.
+    /// `/proc` and `/sys`; and directories, pipes (at once), sockets and character devices, which
+    /// [`Error::io_kind`] tells apart. An empty file may be opened.
     ///
     /// # Cost
     ///
@@ -299,14 +291,13 @@ impl Cache {
         Ok(mapping)
     }
 
-    /// What spaces use.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
-    /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep
-    /// one per thread for as long as the thread borrows: registering takes a mutex.
+    /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep one
+    /// per thread: registering takes a mutex.
     ///
     /// # Errors
     /// [`ErrorKind::TooMany`] if all 4096 records are in use
@@ -326,10 +317,9 @@ impl Cache {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
-    /// All pins, the oldest first. A pin keeps all of the cache's memory for as long as it lives, so
-    /// a forgotten pin leaks the whole budget: where a program is done with a cache, nothing should
-    /// be pinned any more ([`Stats::pinned_bytes`]). `None` unless the cache was made with [`Options::track_pins`],
-    /// and in a forked child.
+    /// All pins, the oldest first. A forgotten pin leaks the whole budget: where a program is done with
+    /// a cache, nothing should be pinned any more ([`Stats::pinned_bytes`]). `None` unless the cache
+    /// was made with [`Options::track_pins`], and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
         self.core.check_owner().ok()?;
         self.core.holders.all()
@@ -357,8 +347,8 @@ impl Cache {
     }
 
     /// What the cache has done and what it holds, in all; [`sources`](Self::sources) has what
-    /// concerns single files. Sums the counters of all threads and looks at each file, so it is too
-    /// slow to call per request. All zeros in a forked child.
+    /// concerns single files. Sums the counters of all threads and looks at each file: too slow to
+    /// call per request. All zeros in a forked child.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         if !core.owner.is_here() {
@@ -366,19 +356,6 @@ impl Cache {
         }
         let sum = |event| core.counters.sum(event);
         let page = PAGE_BYTES as u64;
-        let reads = core.counters.reads();
-        let fallbacks = [
-            Event::Absent,
-            Event::Changing,
-            Event::Identity,
-            Event::ReadaheadMark,
-            Event::Crosses,
-            Event::EndOfFile,
-            Event::Changed,
-        ]
-        .map(sum);
-        let [absent, changing, identity, mark, crosses, end_of_file, changed] = fallbacks;
-        let long_reads = sum(Event::LongRead);
         let frames = core.frames.stats();
         let metadata_bytes = reclaim::metadata_bytes(core);
         let budget_bytes = u64::from(frames.total_frames) * page;
@@ -389,19 +366,15 @@ impl Cache {
         let ended = sum(Event::FillEnded);
         let readahead_dropped = sum(Event::ReadaheadDropped);
         let mut stats = Stats {
-            short_reads: reads
-                .iter()
-                .sum::<u64>()
-                .saturating_sub(reads[0] + long_reads + fallbacks.iter().sum::<u64>()),
-            reads,
-            long_reads,
-            fallbacks_absent: absent,
-            fallbacks_changing: changing,
-            fallbacks_identity: identity,
-            fallbacks_readahead: mark,
-            fallbacks_crosses: crosses,
-            fallbacks_end_of_file: end_of_file,
-            fallbacks_changed: changed,
+            reads: core.counters.reads(),
+            long_reads: sum(Event::LongRead),
+            fallbacks_absent: sum(Event::Absent),
+            fallbacks_changing: sum(Event::Changing),
+            fallbacks_identity: sum(Event::Identity),
+            fallbacks_readahead: sum(Event::ReadaheadMark),
+            fallbacks_crosses: sum(Event::Crosses),
+            fallbacks_end_of_file: sum(Event::EndOfFile),
+            fallbacks_changed: sum(Event::Changed),
             counted_hits: sum(Event::CountedHit),
             misses: sum(Event::Miss),
             waits: sum(Event::Wait),
@@ -436,6 +409,15 @@ impl Cache {
             files: kept.files,
             ..Stats::default()
         };
+        let not_short = stats.long_reads
+            + stats.fallbacks_absent
+            + stats.fallbacks_changing
+            + stats.fallbacks_identity
+            + stats.fallbacks_readahead
+            + stats.fallbacks_crosses
+            + stats.fallbacks_end_of_file
+            + stats.fallbacks_changed;
+        stats.short_reads = stats.reads[1..].iter().sum::<u64>().saturating_sub(not_short);
         core.mapped.count(&mut stats);
         stats
     }

@@ -199,19 +199,7 @@
 //! # Ok::<(), pinfold::Error>(())
 //! ```
 //!
-//! # Examples
-//!
-//! Whole programs in the repository, in `crates/pinfold/examples`:
-//!
-//! | example | what it shows |
-//! |---|---|
-//! | `range_server` | ten thousand requests at once, by tokio: pages go to sockets as `Bytes`, without a copy |
-//! | `thread_per_core` | a runtime for each core, and one cache for all: tasks share files and pages by `Rc` |
-//! | `event_loop` | an event loop of one's own, by epoll and [`Completions`], without a runtime |
-//! | `pin_to_socket` | pinned bytes as the fixed buffers of an `io_uring`, sent without a copy |
-//! | `open` | what opening a file and [`File::refresh`] cost, beside the standard library's open |
-//! | `cold` | how long a file takes that is read once, by many readers, with a large and a small budget |
-//! | `hits` | hits by each of the ways in, to count their instructions by callgrind |
+//! Whole programs are in the repository, in `crates/pinfold/examples`; its README lists them.
 //!
 //! # What blocks
 //!
@@ -246,16 +234,16 @@
 //!
 //! # Futures
 //!
-//! The futures of [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`],
-//! [`File::read_many_async`] and [`File::bytes_async`] run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
-//! moment, evict what needs no write, and copy up to the whole buffer.
+//! The futures of the calls that end in `async` run on any runtime. A poll waits neither for a source
+//! nor for memory. It may take a lock for a moment, evict what needs no write, and copy up to the whole
+//! buffer.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
 //! `Arc<File>` with it.
 //!
-//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
-//! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
-//! the read brings stays in the cache.
+//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read, and
+//! is woken by the thread that completes the read. It may be dropped at any time: its read goes on, and
+//! what the read brings stays in the cache.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
 //! waits for no read: [`try_get`](File::try_get) and its like,
@@ -272,9 +260,8 @@
 //! that is not polled keeps what it has brought, and neither room nor its turn from others
 //! ([`File::get_many_async`](File::get_many_async)).
 //!
-//! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
-//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
-//! an event loop of its own, has [`Completions`] (`examples/event_loop.rs`).
+//! `examples/range_server.rs` serves ten thousand requests at once under a small budget. A program
+//! without a runtime, but with an event loop of its own, has [`Completions`].
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -295,17 +282,15 @@
 //!
 //! - *Counted* guards ([`FolioRef`]) of n pages keep at most 2n pages, or a tenth of the budget,
 //!   whichever is more: the large folios of a file that was read in order are split
-//!   ([`File::get`] says when they cannot be).
+//!   ([`File::get`] says when they cannot be). So do [`OwnedBytes`].
 //! - A borrow keeps the *whole folio* of its page, and so does a pin: 4 KiB where pages are read at
 //!   random, up to 2 MiB, but at most a 64th of the budget, where a file was read in order.
 //!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read
 //!   single pages.
 //!
-//! - [`OwnedBytes`] keep at most twice their pages, or what guards may.
-//!
-//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a
-//! miss fails with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep
-//! guards for as long as you look at the bytes, and copy what you keep for longer.
+//! That memory is not evicted as long as they live. If they hold the whole budget, a miss fails with
+//! [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards for as long
+//! as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.
@@ -314,13 +299,11 @@
 //!
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
 //!   any byte of the file is an error ([`ErrorKind::BeyondEnd`]), while `read_at` then returns 0.
-//! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
-//!   one piece if both pages are of one folio. That depends on how the file was read, and on who
-//!   else has guards of it; `read_at` copies the value in any case.
+//! - [`FolioRef::folio`] is the slice of the whole folio. Which pages are of one folio depends on how
+//!   the file was read, and on who else has guards of it.
 //! - Rust code must not read past these slices, not even by raw pointers made from them. Only code
 //!   that is outside of Rust's rules (assembly, C) may, and only within the 4096 bytes of the page.
-//!   Bytes past the end of the file have no meaning. Past the folio is memory of another folio, to
-//!   which another thread may be storing.
+//!   Bytes past the end of the file have no meaning. Past the folio another thread may be storing.
 //!
 //! # Features
 //!

@@ -36,13 +36,12 @@ pub struct Options {
     /// 64 KiB by default; 0 turns such reads off, and values from 4 GiB on count as 4 GiB - 1. A
     /// read that crosses the end of a folio, which has at most 2 MiB, always takes references.
     pub short_read_max_bytes: usize,
-    /// The most bytes that are read ahead of a sequential reader in one piece.
-    ///
-    /// 2 MiB by default. The limit is 2 MiB or a 32nd of the budget, whichever is less; larger
-    /// values count as that. Rounded up to whole pages. The first piece has 64 KiB, or this if it
-    /// is less, and each further one twice as much. Where much was read ahead in vain before, less
-    /// is read at first: a quarter of what is known to be read in order. 0 turns readahead off; what
-    /// [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64 KiB.
+    /// The most bytes that are read ahead of a sequential reader in one piece: 2 MiB by default. The
+    /// limit is 2 MiB or a 32nd of the budget, whichever is less. Rounded up to whole pages. The first
+    /// piece has 64 KiB, or this if it is less, and each further one twice as much. Where much was
+    /// read ahead in vain before, less is read at first: a quarter of what is known to be read in
+    /// order. 0 turns readahead off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then
+    /// read in pieces of 64 KiB.
     pub readahead_max_bytes: usize,
     /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
     /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
@@ -60,19 +59,16 @@ pub struct Options {
     /// read instead where the kernel has no `io_uring` or forbids it, and for files without direct
     /// I/O. Turn it off under debuggers and valgrind, which support rings poorly.
     pub io_uring: bool,
-    /// Whether to keep a list of all pins, for [`Cache::pins`](crate::Cache::pins).
-    /// Costs each pin a lock and an allocation. False by
-    /// default.
+    /// Whether to keep a list of all pins, for [`Cache::pins`](crate::Cache::pins): a lock and an
+    /// allocation for each. False by default.
     pub track_pins: bool,
     /// Whether to pin folios where they lie, instead of moving those below 2 MiB first
     /// ([`File::pin`](crate::File::pin), "Moving before pinning"). False by default.
     ///
     /// For programs that pin pages which other threads hold all the time, or that must not wait: no
-    /// pin then waits for holders, nor fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy), and
-    /// none copies a folio. The price is memory in one piece: each pinned page keeps the 2 MiB
-    /// around it from becoming free as a whole, so folios stay smaller and whole runs are few as
-    /// long as the pins last. Pins that last no longer than an I/O cost little. The document
-    /// `docs/pin.md` has figures.
+    /// pin then waits for holders, nor fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy). The
+    /// price: each pinned page keeps the 2 MiB around it from becoming free as a whole, so folios stay
+    /// smaller as long as the pins last (`docs/pin.md` has figures).
     pub pin_in_place: bool,
     /// The bytes of the swap, rounded down to whole pages: where [own
     /// memory](crate::Space::map_anon) goes when its pages leave the budget. 0, the default: there
@@ -99,7 +95,7 @@ pub struct Options {
     /// How readers that need a reference take it. Feature `testing`: for comparisons only.
     #[cfg(feature = "testing")]
     pub reference: Reference,
-    /// How long a reader waits for others to let go of memory.
+    /// How long a reader waits for memory.
     #[cfg(test)]
     pub(crate) patience: Duration,
 }
@@ -126,7 +122,6 @@ impl Options {
         Order::all().find(|order| order.bytes() == self.folio_max_bytes)
     }
 
-    /// How readers that need a reference take it.
     pub(crate) fn reference(&self) -> Reference {
         #[cfg(feature = "testing")]
         {
@@ -139,12 +134,11 @@ impl Options {
         }
     }
 
-    /// How borrowing and evicting threads are to be ordered.
     pub(crate) fn barrier(&self) -> Barrier {
         if self.membarrier { Barrier::Membarrier } else { Barrier::FullFence }
     }
 
-    /// How long a reader waits for others to let go of memory.
+    /// How long a reader waits for memory.
     pub(crate) fn patience(&self) -> Duration {
         #[cfg(test)]
         {
@@ -201,16 +195,15 @@ impl Options {
 /// Options of a file.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileOptions {
-    /// Whether the file is read by direct I/O (`true`), or through the kernel's page cache.
+    /// Whether the file is read by direct I/O, or through the kernel's page cache.
     ///
-    /// `None`, the default: by direct I/O where the file system supports it, else through the
-    /// kernel's page cache; from when a direct read is refused, if that is later.
+    /// `None`, the default: by direct I/O where the file system supports it, as long as it does.
     /// [`Cache::sources`](crate::Cache::sources) says which. The end of a file that is being
     /// appended to is read through the kernel's page cache, too: a direct read would make the
     /// kernel write out each append by itself. A file that is open already keeps what it has.
     ///
-    /// `Some(true)`: by direct I/O, or not at all. So it is an error if the file is open already and
-    /// read through the kernel's page cache, and if a direct read is refused later.
+    /// `Some(true)`: by direct I/O, or not at all: an error if the file is open already and read
+    /// through the kernel's page cache, or if a direct read is refused later.
     pub direct: Option<bool>,
 }
 

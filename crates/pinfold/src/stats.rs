@@ -8,20 +8,14 @@
 /// |---|---|---|
 /// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` or `waits` |
 /// | [`File::get`](crate::File::get) | `counted_hits` | `misses` or `waits` |
-/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
-/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
-/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
+/// | `borrow`, `optimistic`, `pin` | nothing (a pin: `pinned_bytes`) | `misses` or `waits` |
 /// | an access to a map | nothing | `misses` or `waits`; what is read with the page in `readahead` |
 ///
-/// How many *bytes* were read, by whatever way in, is in [`Cache::sources`](crate::Cache::sources).
-///
-/// The futures count as the calls without `async`; a miss of theirs may count in `waits`, too.
-/// Calls for many pages count each read or page. Of the `try_` calls, a hit counts as above. A miss
-/// counts nowhere, but for `try_read_at`, where it counts in `reads` and in `fallbacks` or
-/// `long_reads`.
-///
-/// So there is no hit rate of borrows, optimistic reads or pins. If more than 64 threads count at a
-/// time, some counts may be lost.
+/// So there is no hit rate of borrows, optimistic reads or pins. How many *bytes* were read, by
+/// whatever way in, is in [`Cache::sources`](crate::Cache::sources). Calls for many pages count each
+/// read or page. The futures count as the calls without `async`; a miss of theirs may count in `waits`,
+/// too. A miss of a `try_` call counts nowhere, but for `try_read_at`, where it counts in `reads` and
+/// in `fallbacks` or `long_reads`. If more than 64 threads count at a time, some counts may be lost.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -32,8 +26,8 @@ pub struct Stats {
     pub short_reads: u64,
     /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Calls of `read_at` within the short-read limit that failed without a reference, and were
-    /// repeated under one: no folio was found at the first page.
+    /// Calls of `read_at` within the short-read limit that were repeated under a reference: no folio
+    /// was found at the first page.
     pub fallbacks_absent: u64,
     /// The folio was being filled or changed.
     pub fallbacks_changing: u64,
@@ -54,19 +48,17 @@ pub struct Stats {
     /// way.
     pub misses: u64,
     /// Times a call waited for a folio that was on its way: begun by another thread, ahead of a
-    /// reader, by [`File::prefetch`](crate::File::prefetch), by the future itself, or by the call
-    /// itself with others of its batch.
+    /// reader, or by the call itself.
     pub waits: u64,
     /// Folios that the cache began to read ahead of a reader, or for a
     /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
-    /// Folios that were to be read ahead and were not, because as many reads were under way as may
-    /// be. No source has seen them; a reader that wants one reads it.
+    /// Folios that were to be read ahead and were not, because as many reads were under way as may be.
     pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
-    /// Folios whose read failed. One call of a source may read many folios, so this is not the
-    /// number of failed calls, which [`Cache::sources`](crate::Cache::sources) has.
+    /// Folios whose read failed. One call of a source may read many folios; failed calls are in
+    /// [`Cache::sources`](crate::Cache::sources).
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,
@@ -107,17 +99,14 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Bytes of all pinned pages, each counted once per pin.
     pub pinned_bytes: u64,
-    /// Bytes of the cache's own tables in the budget: what is known of each page, and the indexes
-    /// of the files.
+    /// Bytes of the cache's own tables in the budget: what is known of each page, and the indexes.
     pub metadata_bytes: u64,
-    /// Bytes of the tables by which readers find the pages of a file quickly. They are outside the
-    /// budget: 4 bytes for each 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it
-    /// has grown.
+    /// Bytes of the tables by which readers find pages quickly, outside the budget: 4 bytes for each
+    /// 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it has grown.
     pub directories_bytes: u64,
-    /// Bytes of what else is kept for each file, outside the budget too: names, locks, and the
-    /// counters in [`Cache::sources`](crate::Cache::sources), which are most of it. About 1.6 KiB for each of
-    /// [`files`](Self::files). Computed from the sizes of its parts: it leaves out what the
-    /// program's allocator adds, and sources that the program implements.
+    /// Bytes of what else is kept for each file, outside the budget too: about 1.6 KiB for each of
+    /// [`files`](Self::files), mostly counters. Computed from the sizes of its parts: it leaves out
+    /// what the program's allocator adds, and sources that the program implements.
     pub files_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,
@@ -149,8 +138,7 @@ pub struct Stats {
     /// Page-outs that were given up, because the page was stored to meanwhile.
     #[cfg(feature = "map")]
     pub swap_stored_meanwhile: u64,
-    /// How often a page was to be written and stayed in memory because the swap was full. A page
-    /// counts each time.
+    /// How often a page was to be written and stayed in memory because the swap was full.
     #[cfg(feature = "map")]
     pub swap_full: u64,
     /// Writes that failed: their pages stayed in memory.

@@ -1,10 +1,9 @@
 //! Finding a cached page: the look-ups that all ways in share.
 //!
-//! | look-up | what the caller gets | called by |
-//! |---|---|---|
-//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`], [`Handle::look_into`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
-//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
-//! | [`Handle::held_now`] | the same, to a cached folio only | the slow path of the calls that never wait |
+//! | look-up | what the caller gets |
+//! |---|---|
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated |
+//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled |
 //!
 //! What follows is each way's own: copy, announce, count or pin, then validate the version.
 //!
@@ -51,7 +50,10 @@ pub(crate) trait Want: Copy {
     }
 
     /// Whether the wanted bytes, from byte `at` of a folio on, lie within `span`.
-    fn fits(self, at: u64, span: u64) -> bool;
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
 
     /// Counts that it was not found, for the reason `WHY`, an [`Event`].
     #[inline(always)]
@@ -78,12 +80,7 @@ impl Want for WholePage {
 #[derive(Clone, Copy)]
 pub(crate) struct AnyPage;
 
-impl Want for AnyPage {
-    #[inline(always)]
-    fn fits(self, at: u64, span: u64) -> bool {
-        at < span
-    }
-}
+impl Want for AnyPage {}
 
 /// A whole page, of a folio that a counted guard may be taken of at once.
 #[derive(Clone, Copy)]
@@ -94,11 +91,6 @@ impl Want for HoldablePage {
     fn readable(self, frame: &Frame) -> (u32, u64, u64) {
         let (mapping, start, span) = frame.holdable();
         (mapping, start, span.into())
-    }
-
-    #[inline(always)]
-    fn fits(self, at: u64, span: u64) -> bool {
-        at < span
     }
 }
 
@@ -112,11 +104,6 @@ impl Want for PageOfFolio {
         let (mapping, start, _) = frame.readable();
         (mapping, start, frame.order().bytes() as u64)
     }
-
-    #[inline(always)]
-    fn fits(self, at: u64, span: u64) -> bool {
-        at < span
-    }
 }
 
 /// What the slow path does with a page that has a readahead mark.
@@ -126,6 +113,29 @@ pub(crate) enum ReadaheadMark {
     Meet,
     /// Leaves the mark for a reader.
     Leave,
+}
+
+/// Whether a caller waits: for the read of what is absent, and for others to let go of a folio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MayWait {
+    Yes,
+    Never,
+}
+
+impl MayWait {
+    /// What `fill` brings, if the caller waits for it.
+    #[inline(always)]
+    pub(crate) fn fill<T>(self, fill: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        match self {
+            MayWait::Yes => fill().map(Some),
+            MayWait::Never => Ok(None),
+        }
+    }
+}
+
+/// What a caller gets that waits.
+pub(crate) fn filled<T>(it: Option<T>) -> T {
+    it.expect("it was waited for")
 }
 
 impl Handle {
@@ -150,22 +160,10 @@ impl Handle {
         offset: u64,
         want: W,
     ) -> Option<Found<'_>> {
-        let Some(it) = self.window.try_both(head) else {
+        let Some((frame, from)) = self.window.try_both(head) else {
             want.absent::<{ Event::Absent as usize }>(self);
             return None;
         };
-        self.look_into(it, head, offset, want)
-    }
-
-    /// As [`look`](Self::look), of an entry and its frame's address; `head` is that frame's number.
-    #[inline(always)]
-    pub(crate) fn look_into<'a, W: Want>(
-        &'a self,
-        (frame, from): (&'a Frame, *mut u8),
-        head: FrameNumber,
-        offset: u64,
-        want: W,
-    ) -> Option<Found<'a>> {
         // Step 2.
         let Some(stamp) = frame.read_begin() else {
             want.absent::<{ Event::Changing as usize }>(self);
@@ -187,16 +185,16 @@ impl Handle {
 
     /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
     /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `fill`
-    /// gets a reference if the page is absent. With `counted`, a page that is present counts as a
-    /// hit.
+    /// gets a reference if the page is absent; if it gets none, there is no result. With `counted`, a
+    /// page that is present counts as a hit.
     #[inline(always)]
     pub(crate) fn held<'a, T>(
         &'a self,
         page: u64,
         (mark, counted): (ReadaheadMark, bool),
-        mut fill: impl FnMut() -> Result<Held<'a>>,
+        mut fill: impl FnMut() -> Result<Option<Held<'a>>>,
         mut done: impl FnMut(Held<'a>) -> Result<Option<T>>,
-    ) -> Result<T> {
+    ) -> Result<Option<T>> {
         // Ends: each repetition follows an invalidation of this folio, or the caller's patience
         // bounds it.
         loop {
@@ -210,39 +208,22 @@ impl Handle {
                     }
                     held
                 }
-                None => fill()?,
+                None => match fill()? {
+                    Some(held) => held,
+                    None => return Ok(None),
+                },
             };
             self.meet(mark, &held);
-            if let Some(it) = done(held)? {
+            let it = done(held)?;
+            if it.is_some() {
                 return Ok(it);
             }
         }
     }
 
-    /// Calls `done` with a reference to the folio that has `page`, if it is found up to date, and
-    /// returns its result. `None` if the page is absent, on its way, or just being changed; takes
-    /// no lock then.
-    #[inline(always)]
-    pub(crate) fn held_now<'a, T>(
-        &'a self,
-        page: u64,
-        (mark, counted): (ReadaheadMark, bool),
-        done: impl FnOnce(Held<'a>) -> Option<T>,
-    ) -> Option<T> {
-        let held = self.core.hold(&self.mapping, page)?;
-        if held.frame().is_changing() || !held.is_readable_here() {
-            return None;
-        }
-        if counted {
-            self.counters().count(Event::CountedHit);
-        }
-        self.meet(mark, &held);
-        done(held)
-    }
-
     /// Starts the next readahead, if the folio has a mark that this reader shall meet.
     #[inline(always)]
-    fn meet(&self, mark: ReadaheadMark, held: &Held<'_>) {
+    pub(crate) fn meet(&self, mark: ReadaheadMark, held: &Held<'_>) {
         if mark == ReadaheadMark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
             fill::read_further(self, held);
         }

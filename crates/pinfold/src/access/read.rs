@@ -15,15 +15,14 @@
 //! 4. copy, by racing loads;
 //! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
 //!
-//! The folio says how many of its bytes the file has: a file's length changes only while no folio
-//! with another length is in the index (`freeze::resize`). The path holds nothing. Step 4 reads
-//! only inside the arena, which stays mapped as long as the cache lives: each order that a head's
-//! entry has had is that of a folio that began at that frame, so any head with any of its orders is
-//! a range inside the arena.
+//! The path holds nothing. The folio says how many of its bytes the file has: a file's length changes
+//! only while no folio with another length is in the index (`freeze::resize`). Step 4 reads only
+//! inside the arena, which stays mapped: each order that a head's entry has had is that of a folio
+//! that began at that frame.
 
 use std::num::NonZero;
 
-use crate::access::found::{Found, ReadaheadMark, Want};
+use crate::access::found::{Found, MayWait, ReadaheadMark, Want, filled};
 use crate::base::counters::Event;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -35,11 +34,11 @@ use crate::pages::core::Held;
 use crate::pages::fill;
 use crate::pages::handle::Handle;
 
-/// So many bytes, all in one folio.
+/// So many bytes, all in one folio. What is not found shortly is `COUNTED`, with the reason.
 #[derive(Clone, Copy)]
-pub(crate) struct BytesWanted(pub(crate) u64);
+pub(crate) struct BytesWanted<const COUNTED: bool>(pub(crate) u64);
 
-impl Want for BytesWanted {
+impl<const COUNTED: bool> Want for BytesWanted<COUNTED> {
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         at < span && self.0 <= span - at
@@ -47,12 +46,16 @@ impl Want for BytesWanted {
 
     #[inline(always)]
     fn absent<const WHY: usize>(self, handle: &Handle) {
-        not_shortly::<WHY>(handle);
+        if COUNTED {
+            not_shortly::<WHY>(handle);
+        }
     }
 
     #[inline(always)]
     fn misfit(self, handle: &Handle, frame: &Frame, at: u64) {
-        not_in(handle, frame, at, self.0);
+        if COUNTED {
+            not_in(handle, frame, at, self.0);
+        }
     }
 }
 
@@ -60,40 +63,38 @@ impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, 0 beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        if let Some(bytes) = NonZero::new(buf.len()) {
-            self.counters().shard().count_read(bytes);
-            if self.short(buf, offset) {
-                return Ok(buf.len());
-            }
-            return self.long(buf, offset, true);
-        }
-        self.counters().count(Event::EmptyRead);
-        self.long(buf, offset, true)
+        if self.read_shortly(buf, offset) { Ok(buf.len()) } else { self.long(buf, offset, true) }
     }
 
     /// As [`Self::read_at`], of what is cached at this moment; `None` if any of it is not.
     #[inline(always)]
     pub(crate) fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
-        if let Some(bytes) = NonZero::new(buf.len()) {
-            self.counters().shard().count_read(bytes);
-            if self.short(buf, offset) {
-                return Ok(Some(buf.len()));
-            }
-            return self.try_long(buf, offset);
+        if self.read_shortly(buf, offset) {
+            return Ok(Some(buf.len()));
         }
-        self.counters().count(Event::EmptyRead);
-        self.try_long(buf, offset)
+        self.slowly(buf, offset, (MayWait::Never, true))
+    }
+
+    /// The short path, for a read that is counted here.
+    #[inline(always)]
+    pub(crate) fn read_shortly(&self, buf: &mut [u8], offset: u64) -> bool {
+        let Some(bytes) = NonZero::new(buf.len()) else {
+            self.counters().count(Event::EmptyRead);
+            return false;
+        };
+        self.counters().shard().count_read(bytes);
+        self.short(buf, offset)
     }
 
     /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
-    pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
+    fn short(&self, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > self.short_max_bytes as usize {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
         }
         // Steps 1 to 3.
-        let found = self.found_at(offset, BytesWanted(buf.len() as u64));
+        let found = self.found_at(offset, BytesWanted::<true>(buf.len() as u64));
         let Some(found) = found else { return false };
         let from = found.from;
         let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
@@ -106,9 +107,8 @@ impl Handle {
     pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
         // Step 4.
-        // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
-        // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
-        // alone.
+        // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena (see
+        // the head) and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         // Step 5.
         if frame.read_retry(stamp) {
@@ -121,41 +121,27 @@ impl Handle {
         true
     }
 
-    /// In pieces, each of one folio. With `counted`, a folio that is present counts as a hit.
+    /// All of it, waiting for what is absent. With `counted`, a folio that is present counts as a hit.
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
-        self.check_range(buf, offset)?;
-        let mut done = 0;
-        // Ends: each turn copies at least a byte, or is the last.
-        while done < buf.len() {
-            match self.piece(&mut buf[done..], offset + done as u64, counted)? {
-                0 => break,
-                copied => done += copied,
-            }
-        }
-        Ok(done)
+        self.slowly(buf, offset, (MayWait::Yes, counted)).map(filled)
     }
 
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if a read of `buf` at `offset` ends beyond the largest file offset.
-    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
-        let bytes = buf.len() as u64;
-        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Cause::Range { path: self.mapping.path.clone(), offset, bytes }.into());
-        }
-        Ok(())
-    }
-
-    /// As [`Self::long`], of what is cached at this moment.
+    /// In pieces, each of one folio. `None` if something is absent and the caller may not wait.
     #[cold]
     #[inline(never)]
-    pub(crate) fn try_long(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+    pub(crate) fn slowly(
+        &self,
+        buf: &mut [u8],
+        offset: u64,
+        how: (MayWait, bool),
+    ) -> Result<Option<usize>> {
         self.check_range(buf, offset)?;
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.
         while done < buf.len() {
-            match self.try_piece(&mut buf[done..], offset + done as u64) {
+            match self.piece(&mut buf[done..], offset + done as u64, how)? {
                 None => return Ok(None),
                 Some(0) => break,
                 Some(copied) => done += copied,
@@ -164,22 +150,27 @@ impl Handle {
         Ok(Some(done))
     }
 
-    /// As [`Self::piece`], if its page is cached at this moment.
-    fn try_piece(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
-        if offset >= self.mapping.len_bytes() {
-            return Some(0);
+    /// Error: [`ErrorKind::Invalid`] if a read of `buf` at `offset` ends beyond the largest file
+    /// offset.
+    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let bytes = buf.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Cause::Range { path: self.mapping.path.clone(), offset, bytes }.into());
         }
-        self.held_now(offset >> PAGE_SHIFT, (ReadaheadMark::Meet, true), |held| {
-            Some(self.copy_held(&held, buf, offset))
-        })
+        Ok(())
     }
 
     /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end
     /// of the file.
     #[inline(always)]
-    fn piece(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
+    fn piece(
+        &self,
+        buf: &mut [u8],
+        offset: u64,
+        (wait, counted): (MayWait, bool),
+    ) -> Result<Option<usize>> {
         if offset >= self.mapping.len_bytes() {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let page = offset >> PAGE_SHIFT;
         // From the start of the page: otherwise a read across two pages looks like two reads in a
@@ -188,16 +179,15 @@ impl Handle {
         self.held(
             page,
             (ReadaheadMark::Meet, counted),
-            || fill::get(self, page, wanted),
+            || wait.fill(|| fill::get(self, page, wanted)),
             |held| Ok(Some(self.copy_held(&held, buf, offset))),
         )
     }
 
     /// Copies from a folio that is held, has the page and was up to date; returns how many bytes.
     ///
-    /// Everything is read from the entry before the copy, right after the reference was taken,
-    /// while this core still has the entry's line. After the copy the line would have to be fetched
-    /// again from the other readers of the folio.
+    /// Everything is read from the entry before the copy, while this core still has the entry's line:
+    /// other readers of the folio take it away.
     #[inline(always)]
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
@@ -218,7 +208,12 @@ impl Handle {
 /// Notes a read of so many bytes from that byte of the folio on, unless the thread read these pages
 /// last.
 #[inline(always)]
-fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
+pub(super) fn note_use(
+    handle: &Handle,
+    frame: &Frame,
+    head: FrameNumber,
+    (at, bytes): (usize, usize),
+) {
     // At least a byte, or nothing was read.
     let pages = (at >> PAGE_SHIFT) as u16..=((at + bytes.max(1) - 1) >> PAGE_SHIFT) as u16;
     if let Some(came) = handle.counters().shard().comes_to(head.0, pages) {
@@ -226,8 +221,8 @@ fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usi
     }
 }
 
-/// Counts why a short read failed. Out of line, and one function per reason: a reason that is an
-/// argument or a result would cost the hit path a register.
+/// Counts why a short read failed. One function per reason: a reason that is an argument or a result
+/// would cost the hit path a register.
 #[cold]
 #[inline(never)]
 fn not_shortly<const WHY: usize>(handle: &Handle) {

@@ -1,14 +1,9 @@
-//! The fence between announcing and freezing a folio, in two halves.
+//! The fence between announcing and freezing a folio, in two halves (`pages/readers/mod.rs`).
 //!
-//! A reader stores its announcement and then loads the folio's version; a freezer stores an odd
-//! version and then loads the announcements. At least one of them must see the other's store, so
-//! both need a full fence in between. The reader's half is on the hot path; the freezer pays its
-//! half once per batch. membarrier(2) moves the reader's half to the freezer: when the call
-//! returns, every running thread of the process has executed a full fence since the call began, and
-//! a thread that was not running executed one when it was switched off. The reader then only keeps
-//! the compiler from reordering the two.
-//!
-//! Chooses the kind of fence, and has both halves. The announcements are in `readers`.
+//! The reader's half is on the hot path; the freezer pays its half once per batch. membarrier(2) moves
+//! the reader's half to the freezer: when the call returns, every running thread of the process has
+//! executed a full fence since the call began, and a thread that was not running executed one when it
+//! was switched off. The reader then only keeps the compiler from reordering the two.
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};

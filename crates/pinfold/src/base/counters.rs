@@ -1,6 +1,4 @@
-//! Counters without sharing: a shard per thread, summed on demand.
-//!
-//! The shards, and which thread has which. `stats.rs` explains the numbers.
+//! Counters without sharing: a shard per thread, summed on demand. `stats.rs` explains the numbers.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -9,9 +7,7 @@ use std::ops::RangeInclusive;
 // value.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::fork;
-
-/// Threads that have a shard of their own; the others share the last one.
+/// Threads that have a shard of their own, at most 64; the others share the last one.
 const SHARDS: usize = crate::base::sizes::COUNTER_SHARDS;
 
 /// The events that are counted, besides the sizes of reads.
@@ -50,12 +46,8 @@ pub(crate) enum Event {
     Migration,
 }
 
-/// The number of size classes of reads: powers of two.
+/// Size classes of reads: powers of two. Sizes from 2^31 on are one class.
 pub(crate) const READ_SIZE_BUCKETS: usize = 32;
-
-/// Size classes that a read can have. A slice has at most 2^63 - 1 bytes; sizes from 2^31 on are
-/// one class.
-const BITS: usize = READ_SIZE_BUCKETS;
 
 const EVENTS: usize = Event::Migration as usize + 1;
 
@@ -66,7 +58,7 @@ pub(crate) struct Shard {
     /// The head that this thread read last, and the pages of its folio from which and to which:
     /// reading on in that folio is not a further use.
     last: AtomicU64,
-    reads: [AtomicU64; BITS],
+    reads: [AtomicU64; READ_SIZE_BUCKETS],
     events: [AtomicU64; EVENTS],
 }
 
@@ -74,7 +66,7 @@ impl Shard {
     fn new() -> Self {
         Shard {
             last: AtomicU64::new(u64::MAX),
-            reads: [const { AtomicU64::new(0) }; BITS],
+            reads: [const { AtomicU64::new(0) }; READ_SIZE_BUCKETS],
             events: [const { AtomicU64::new(0) }; EVENTS],
         }
     }
@@ -88,12 +80,12 @@ impl Shard {
     /// Counts `n` reads of `bytes` bytes each.
     #[inline(always)]
     pub(crate) fn count_reads(&self, bytes: NonZero<usize>, n: u64) {
-        add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], n);
+        add(&self.reads[(bytes.ilog2() as usize).min(READ_SIZE_BUCKETS - 1)], n);
     }
 
     /// Whether the thread comes to the folio of `head` from another one. `None` if what it read last
-    /// were these very pages of it, which are numbered from the folio's first. Of a shard that
-    /// threads share: one of them.
+    /// were these very pages of it, numbered from the folio's first. Of a shard that threads share: one
+    /// of them.
     #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32, pages: RangeInclusive<u16>) -> Option<bool> {
         let now = u64::from(head) << 32 | u64::from(*pages.start()) << 16 | u64::from(*pages.end());
@@ -127,7 +119,6 @@ impl Counters {
         Counters { shards: std::array::from_fn(|_| Shard::new()) }
     }
 
-    /// The calling thread's shard.
     #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
         let at = SHARD_AT.get();
@@ -145,7 +136,6 @@ impl Counters {
         add(&self.shard().events[EVENT], 1);
     }
 
-    /// Adds 1 to `event`.
     pub(crate) fn count(&self, event: Event) {
         self.add(event, 1);
     }
@@ -195,31 +185,17 @@ thread_local! {
     static LEAVING: LeavingThread = const { LeavingThread };
 }
 
-static FREE_SEATS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
-static SEATS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-
-/// `None` in a forked child if another thread of the parent held the lock at the fork.
-fn free_seats() -> Option<std::sync::MutexGuard<'static, Vec<usize>>> {
-    use std::sync::TryLockError;
-    if fork::is_child() {
-        return match FREE_SEATS.try_lock() {
-            Ok(free) => Some(free),
-            Err(TryLockError::Poisoned(free)) => Some(free.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-    }
-    Some(FREE_SEATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-}
+/// A bit for each shard that a thread has.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 struct LeavingThread;
 
 impl Drop for LeavingThread {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
-        if seat < SHARDS
-            && let Some(mut free) = free_seats()
-        {
-            free.push(seat);
+        if seat < SHARDS {
+            // Release: pairs with the acquire in `take_seat`: the next thread goes on from these counts.
+            TAKEN.fetch_and(!(1 << seat), Ordering::Release);
         }
     }
 }
@@ -227,14 +203,14 @@ impl Drop for LeavingThread {
 #[cold]
 #[inline(never)]
 fn take_seat() -> usize {
+    let free = |taken: u64| (taken.trailing_ones() < SHARDS as u32).then(|| taken | (taken + 1));
     // A thread that is ending gets the shared shard: it would not give another one back.
-    let seat = if LEAVING.try_with(|_| ()).is_err() {
-        SHARDS
-    } else {
-        let free = free_seats().and_then(|mut free| free.pop());
-        // Relaxed: only uniqueness matters.
-        free.unwrap_or_else(|| SEATS.fetch_add(1, Ordering::Relaxed)).min(SHARDS)
+    let taken = match LEAVING.try_with(|_| ()) {
+        // Acquire: pairs with the release of the thread that left it.
+        Ok(()) => TAKEN.fetch_update(Ordering::Acquire, Ordering::Relaxed, free).ok(),
+        Err(_) => None,
     };
+    let seat = taken.map_or(SHARDS, |taken| taken.trailing_ones() as usize);
     SHARD_AT.set(seat * size_of::<Shard>());
     seat
 }

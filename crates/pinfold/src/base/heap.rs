@@ -2,10 +2,9 @@
 //! `RLIMIT_DATA`), or of an allocator of the program's own.
 //!
 //! The collections of the standard library end the process then. That is no answer where nobody has
-//! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`]. Before
-//! the small blocks, of which a step of theirs takes [`ROOM_BYTES`] at most, they ask [`has_room`]. Where
-//! there is none, it frees a part of a reserve, which is allocated when the first space is made, and
-//! again once there is room. It is no promise: what another thread takes in between may be missing.
+//! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`], and
+//! before the small blocks they ask [`has_room`]. Where there is none, it frees a part of a reserve,
+//! which is allocated when the first space is made, and again once there is room. It is no promise.
 
 #[cfg(all(feature = "map", not(loom)))]
 use std::alloc::alloc_zeroed;

@@ -10,11 +10,10 @@
 //! mutants    one mutant switched on for the whole process (feature `mutants`)
 //! sync/      the one module that swaps std for a model checker's types
 //! threads    starting the cache's threads, without signals
-//! held_pages  pages that somebody holds for long: a number with a limit
 //! fork       forked children, and the process that owns a cache
 //! heap       the program's allocator, where it may have no memory
 //! guarded    calls of the program's code that may panic
-//! limits     limits of the process that the kernel answers by a signal
+//! limits     of the process, that the kernel answers by a signal; of pages that somebody holds
 //! sizes      what is smaller under a model checker, and why
 //! mutant     the list of mutants, and whether one is on
 //! ```
@@ -24,7 +23,6 @@ pub(crate) mod counters;
 pub(crate) mod fork;
 pub(crate) mod guarded;
 pub(crate) mod heap;
-pub(crate) mod held_pages;
 pub(crate) mod holders;
 pub(crate) mod limits;
 pub(crate) mod mutant;

@@ -93,7 +93,7 @@ sizes! {
     UNPOLLED: std::time::Duration = std::time::Duration::from_millis(20),
         loom std::time::Duration::ZERO, shuttle std::time::Duration::ZERO;
 
-    /// How long a round of the futures' claims lasts at least (`pressure/claims.rs`). A program that
+    /// How long a round of the futures' claims lasts at least (`pressure/queue.rs`). A program that
     /// takes longer from one poll to the next does not lose what it has, but its futures get more
     /// memory than their share, and may have to step back.
     ROUND: std::time::Duration = std::time::Duration::from_millis(200),

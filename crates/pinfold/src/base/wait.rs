@@ -208,11 +208,10 @@ pub(crate) fn wake(waker: Waker) {
     }
 }
 
-/// Ends several reads by `land`, and only then wakes the futures that waited for them. A thread
-/// that is woken by the first would contend for the locks that landing the others takes, and poll
-/// for one page at a time. And a waker that runs here must not find that what it wants is on its
-/// way by this very thread. A fault also looks for its page in here, so that nobody is woken under
-/// its map's lock. The caller holds no lock.
+/// Ends several reads by `land`, and only then wakes the futures that waited for them: one that is
+/// woken by the first would contend for the locks that landing the others takes, and poll for one page
+/// at a time; and a waker that runs here must not find that what it wants is on its way by this very
+/// thread. A fault also looks for its page in here. The caller holds no lock.
 pub(crate) fn together<R>(land: impl FnOnce() -> R) -> R {
     struct End;
     impl Drop for End {

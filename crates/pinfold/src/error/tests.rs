@@ -51,16 +51,12 @@ errors! {
     Cause::FolioSize { .. } =
         Cause::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
         => Invalid, Cache;
-    Cause::Reserve { .. } =
-        Cause::Reserve { bytes: 1, cause: cause() } => System, Cache;
-    Cause::ForkHandler { .. } =
-        Cause::ForkHandler { cause: cause() } => System, Cache;
+    Cause::System { .. } =
+        Cause::System { what: "make an eventfd".into(), cause: cause() } => System, Cache;
     Cause::Mirror { .. } =
         Cause::Mirror { path: path(), what: "put pages there", cause: cause() } => System, File;
-    Cause::Eventfd { .. } =
-        Cause::Eventfd { cause: cause() } => System, Cache;
-    Cause::Thread { .. } =
-        Cause::Thread { name: "thread", cause: cause() } => System, Cache;
+    Cause::Thread(_) =
+        Cause::Thread(NotStarted { name: "thread", cause: cause() }) => System, Cache;
     Cause::Open(_) =
         Cause::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
         => Open, File;
@@ -82,8 +78,8 @@ errors! {
     Cause::TooManyReaders { .. } =
         Cause::TooManyReaders { most: 1 } => TooMany, Cache;
     // It fails at any page.
-    Cause::ForeignReader { .. } =
-        Cause::ForeignReader { path: path() } => Invalid, File;
+    Cause::Foreign { .. } =
+        Cause::Foreign { what: "borrow from", whose: "reader", path: path() } => Invalid, File;
     // It fails for any file; and a forked child allocates nothing, not even a name.
     Cause::Forked { .. } = Cause::Forked { owner: 1 } => Forked, Cache;
     Cause::Read { .. } =
@@ -119,9 +115,6 @@ errors! {
         futures_bytes: 9,
         futures_most_bytes: 10,
     } => NoMemory, Place;
-    Cause::PinRange { .. } =
-        Cause::PinRange { path: path(), start: PLACE, end: 1, cause: PinRangeCause::Empty }
-        => Invalid, Place;
     Cause::PinTooLarge { .. } = Cause::PinTooLarge {
         path: path(),
         start: PLACE,
@@ -145,30 +138,22 @@ errors! {
     Cause::OutsidePin { .. } =
         Cause::OutsidePin { path: Some(path()), at: PLACE, start: 2, end: 3 }
         => Invalid, Place;
-    Cause::Userfaultfd { .. } =
-        Cause::Userfaultfd { what: "open one".into(), cause: cause() }
-        => System, Cache;
     Cause::SpaceBudget { .. } =
         Cause::SpaceBudget { budget_bytes: 1, least_bytes: 2 } => Invalid, Cache;
-    Cause::SignalHandler { .. } =
-        Cause::SignalHandler { cause: cause() } => System, Cache;
-    Cause::ForeignSpace { .. } =
-        Cause::ForeignSpace { path: path() } => Invalid, File;
     // It fails for any range.
     Cause::MappedOrServed { .. } =
         Cause::MappedOrServed { path: path(), what: "map" } => Busy, File;
-    Cause::MapRange { .. } =
-        Cause::MapRange {
+    Cause::WrongRange { .. } =
+        Cause::WrongRange {
             what: "map",
             path: path(),
             start: PLACE,
             end: 1,
-            cause: MapRangeCause::Empty,
+            cause: RangeCause::Empty,
         } => Invalid, Place;
     Cause::Map { .. } =
-        Cause::Map { path: path(), start: PLACE, end: 2, cause: cause() } => System, Place;
-    Cause::SwapFile { .. } =
-        Cause::SwapFile { dir: None, bytes: 1, cause: cause() } => System, Cache;
+        Cause::Map { what: "map", path: path(), start: PLACE, end: 2, cause: cause() }
+        => System, Place;
     Cause::SwapRead { .. } =
         Cause::SwapRead { name: path(), offset: PLACE, cause: cause() }
         => Read, Place;
@@ -177,7 +162,7 @@ errors! {
             name: path(),
             offset: PLACE,
             swap: "there is no swap".to_owned(),
-            cause: Arc::new(Cause::Reserve { bytes: 1, cause: cause() }),
+            cause: Arc::new(Cause::System { what: "reserve".into(), cause: cause() }),
         } => System, Place;
     Cause::HoldTooLarge { .. } = Cause::HoldTooLarge {
         name: path(),
@@ -187,9 +172,6 @@ errors! {
         held_bytes: 3,
         most_bytes: 4,
     } => TooLarge, Place;
-    Cause::Own { .. } =
-        Cause::Own { what: "map", name: path(), start: PLACE, end: 1, cause: cause() }
-        => System, Place;
 }
 
 /// The kind's name in lower case with hyphens.
@@ -281,17 +263,15 @@ fn a_pinned_range_without_a_name_says_why() {
 #[test]
 fn a_map_that_has_no_memory_may_be_one_too_many() {
     let of = |errno| Arc::new(io::Error::from_raw_os_error(errno));
-    let map = |errno| Cause::Map { path: path(), start: 0, end: 1, cause: of(errno) };
-    let own = |errno| {
-        let (what, name) = ("map", path());
-        Cause::Own { what, name, start: 0, end: 1, cause: of(errno) }
+    let map = |errno| {
+        let (what, path) = ("map", path());
+        Cause::Map { what, path, start: 0, end: 1, cause: of(errno) }
     };
-    for error in [map(libc::ENOMEM), own(libc::ENOMEM), own(libc::EAGAIN)] {
+    for error in [map(libc::ENOMEM), map(libc::EAGAIN)] {
         assert!(error.to_string().contains("vm.max_map_count"), "{error}");
     }
-    for error in [map(libc::EINVAL), own(libc::EINVAL)] {
-        assert!(!error.to_string().contains("vm.max_map_count"), "{error}");
-    }
+    let error = map(libc::EINVAL);
+    assert!(!error.to_string().contains("vm.max_map_count"), "{error}");
 }
 
 #[test]

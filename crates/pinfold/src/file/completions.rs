@@ -1,10 +1,5 @@
 //! Reads for a program with an event loop of its own: an eventfd that is readable while one of them
-//! has ended.
-//!
-//! Here: which futures a program waits for. Not here: how they are waited for together
-//! (`futures/set.rs`), what each waits for, and who wakes it.
-//!
-//! What has ended at once is kept until it is taken; the others are in a [`Set`].
+//! has ended. What has ended at once is kept until it is taken; the others are in a [`Set`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,10 +31,9 @@ pub enum Completion {
 /// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
 /// `io_uring` of its own.
 ///
-/// Its descriptor is readable as long as something may have ended. The program then takes it, as
-/// from an iterator, until there is nothing more. That never blocks; `None` says that nothing else
-/// has ended *by now*. The first call after a wait may say so, too: a batch wakes the program when
-/// a part of it has come.
+/// Its descriptor is readable as long as something may have ended. The program then takes it, as from
+/// an iterator, until there is nothing more *by now*; that never blocks. The first call after a wait
+/// may find nothing, too: a batch wakes the program when a part of it has come.
 ///
 /// ```
 /// use pinfold::{Cache, Completion, Completions, Options, source::Memory};
@@ -69,13 +63,11 @@ pub enum Completion {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// One thread at a time uses it, and may hand it to another. A program with several such threads
-/// gives each its own.
+/// One thread at a time uses it, and may hand it to another.
 ///
 /// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
-/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures);
-/// nobody waits for it, and its buffer is the program's own (the read ends in the cache, not
-/// there).
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures), but does
+/// not touch the buffer.
 ///
 /// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
 /// written once, and read once, between two times that nothing was there to take.
@@ -95,8 +87,7 @@ impl Completions {
     /// Nothing to wait for yet.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System): the process has as many descriptors as it
-    /// may have, or the system has no memory.
+    /// [`ErrorKind::System`](crate::ErrorKind::System): the system gives no descriptor.
     pub fn new() -> Result<Self> {
         Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
     }
@@ -157,8 +148,7 @@ impl Completions {
         }
     }
 
-    /// Gives up all operations that are not to be kept, by their `user_data`.
-    #[cfg(feature = "serve")]
+    /// Gives up all that are not to be kept, by their `user_data`.
     pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
         self.waiting.retain(|of| keep(*of));
         self.ended.retain(|(of, _)| keep(*of));
@@ -170,8 +160,7 @@ impl Completions {
     /// Cost: a look at all that was not taken.
     pub fn cancel(&mut self, user_data: u64) -> usize {
         let before = self.untaken();
-        self.waiting.retain(|of| *of != user_data);
-        self.ended.retain(|(of, _)| *of != user_data);
+        self.keep(|of| of != user_data);
         before - self.untaken()
     }
 

@@ -1,12 +1,7 @@
 //! The counted guard that owns a share of its file: `FolioOf::new(page, file)`.
 //!
-//! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same
-//! guard for programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard.
-//!
-//! # Why the bytes stay
-//!
-//! As in `borrow/counted.rs`: the guard owns one reference of the folio's count. The arena stays as
-//! long as the file, and the guard owns a share of the file; it gives the reference back first.
+//! The bytes stay as in `borrow/counted.rs`. The arena stays as long as the file, and the guard owns a
+//! share of the file; it gives the reference back first.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -66,13 +61,10 @@ impl SharedFile for Arc<File> {}
 ///
 /// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and one more
 ///   in the count of the `Rc`, which is not atomic.
-/// - With `Arc<File>` it may go to other threads. It costs one atomic addition more, and one
-///   subtraction when it ends, both in the count of the `Arc`. Threads that share one `Arc` slow
-///   each other down there. To avoid it, give each thread an `Arc` of a
-///   [clone](File#impl-Clone-for-File) of the file.
-/// - [`FolioRef::into_owned`] needs neither `Rc` nor `Arc`. It costs an atomic addition and a
-///   subtraction, too, but in one count for the whole cache: there all threads with such guards
-///   slow each other down.
+/// - With `Arc<File>` it may go to other threads. It costs one atomic addition and subtraction more,
+///   in the count of the `Arc`. Threads that share one `Arc` slow each other down there: give each
+///   thread an `Arc` of a [clone](File#impl-Clone-for-File) of the file.
+/// - [`FolioRef::into_owned`] needs neither; it costs the same in one count for the whole cache.
 ///
 /// A thread that would not give an `Rc` away cannot give the guard away either:
 ///

@@ -50,13 +50,14 @@ mod testing;
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself, and
-/// begins without the [hints](Self::advise) that the other one has; what readahead was good for, it
-/// knows from the handles before it. Give each sequential scan its own clone: of more than four
-/// scans that share a handle little is read ahead. After the last handle of a file that was
-/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory is needed; its
-/// descriptor is closed. Those of a file that was deleted meanwhile and of a block device go. Those
-/// of a source that was [attached](crate::Cache::attach) stay only if it has an
-/// [identity](crate::source::Source::identity). `file.invalidate(..)` before the drop forgets all.
+/// begins without the [hints](Self::advise) of the other one. Give each sequential scan its own clone:
+/// of more than four scans that share a handle little is read ahead.
+///
+/// After the last handle of a file that was [opened](crate::Cache::open) is dropped, its pages stay
+/// cached until their memory is needed; its descriptor is closed. Those of a file that was deleted
+/// meanwhile and of a block device go. Those of a source that was [attached](crate::Cache::attach)
+/// stay only if it has an [identity](crate::source::Source::identity). `file.invalidate(..)` before
+/// the drop forgets all.
 ///
 /// # A file that others change
 ///
@@ -66,10 +67,9 @@ mod testing;
 /// it is then; and the length stays.
 ///
 /// If the file has become shorter, a read of the source that meets its new end fails with
-/// [`ErrorKind::Truncated`]. That also concerns bytes that still exist, if they are read together
-/// with bytes that do not: those of the page that has the new end, and of pages before it that are
-/// read in one piece with it. Such reads go on failing if the file grows again, unless it becomes
-/// as long as it was. The remedy is [`refresh`](Self::refresh): from then on reads end where the
+/// [`ErrorKind::Truncated`]: also of bytes that still exist, if they are read in one piece with bytes
+/// that do not. Such reads go on failing if the file grows again, unless it becomes as long as it was.
+/// The remedy is [`refresh`](Self::refresh): from then on reads end where the file does.
 /// file does.
 pub struct File {
     handle: Handle,
@@ -117,30 +117,24 @@ impl File {
         self.handle.mapping.backing.is_buffered()
     }
 
-    /// What the ways in use.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
     /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
-    /// waits for it without a time limit: a source that wants one keeps it in its own `read_at`.
-    /// The other blocking calls wait in the same way.
-    /// [`Source::deadline`](crate::source::Source::deadline) limits reads of futures, reads ahead,
-    /// and the reads of a batch but its first.
+    /// waits for it without a time limit, as all blocking calls do ([front page](crate#what-blocks)).
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.
     ///
     /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
-    /// and the copy, with no store to shared memory once the folio has been used three times (see
-    /// the [front page](crate#which-way-in)); above the limit, or where the short read fails, one
-    /// atomic add and one subtraction per folio.
+    /// and the copy, with no store to shared memory once the folio has been used three times; above
+    /// the limit, or where the short read fails, one atomic add and one subtraction per folio.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
-    /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached (see
-    /// [`File`], "A file that others change");
+    /// source fails; [`ErrorKind::Truncated`] if the file was cut short (see [`File`]);
     /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
     /// wait for one fill get its error. The error is not kept: the next read tries again.
     #[inline]
@@ -150,10 +144,8 @@ impl File {
 
     /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
     /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
-    /// what is not cached.
-    ///
-    /// A value that spans two pages lies in one piece in [`FolioRef::folio`], if both pages are in
-    /// one folio; otherwise [`read_at`](Self::read_at) copies it.
+    /// what is not cached. [`FolioRef::folio`] has a value that spans two pages, if both are in one
+    /// folio.
     ///
     /// Cost of a hit: a look-up and one atomic addition on the folio's line, and one subtraction
     /// when the guard is dropped. The first guard of a large folio may cost more: once large folios
@@ -162,13 +154,13 @@ impl File {
     ///
     /// # What guards keep
     /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
-    /// more, however large the folios are that the pages were read in. A guard keeps its folio as
-    /// long as it lives, even of a file that was invalidated. Large folios with guards may take a
-    /// 20th of the budget. Beyond that, the first guard of a large folio splits it, and keeps its
-    /// page alone. A folio cannot be split while one of its pages is pinned or borrowed, while
-    /// other threads read it all the time, while several futures that waited for it were not all
-    /// polled yet, or if there is no memory for the index of its pieces. Then the guard keeps the
-    /// whole folio, even beyond the bound. So does [`Borrowed::upgrade`](crate::Borrowed::upgrade).
+    /// more. A guard keeps its folio as long as it lives, even of a file that was invalidated. Large
+    /// folios with guards may take a 20th of the budget. Beyond that, the first guard of a large
+    /// folio splits it, and keeps its page alone. If that cannot be done, the guard keeps the whole
+    /// folio, even beyond the bound: while one of its pages is pinned or borrowed, while other
+    /// threads read it all the time, while several futures that waited for it were not all polled
+    /// yet, or if there is no memory for the index of its pieces. So does
+    /// [`Borrowed::upgrade`](crate::Borrowed::upgrade).
     ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
@@ -180,14 +172,9 @@ impl File {
     }
 
     /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
-    /// source nor for memory ([front page](crate#futures)). The future is woken when the bytes are
-    /// there. Any runtime will do. Its waker must not wait for a read, as the thread that completes
-    /// reads calls it; it may call what waits for none, as [`try_get`](Self::try_get).
-    ///
-    /// A future may be dropped at any time. The read that it began goes on, and what it brings
-    /// stays in the cache: what was asked for, or up to 2 MiB for a sequential reader. The kernel
-    /// never gets `buf`, which may have been filled in part. While memory is short, futures wait
-    /// for it in turn, and fail with [`ErrorKind::NoMemory`] as threads do.
+    /// source nor for memory. The [front page](crate#futures) says what wakers may do, and what becomes
+    /// of a future that is dropped. The kernel never gets `buf`, which may have been filled in part.
+    /// While memory is short, futures wait for it in turn.
     ///
     /// Cost of a hit: that of `read_at`, and some 20 instructions. Of a miss: the read, an
     /// allocation, and one wake-up by the thread that completes it.
@@ -223,13 +210,11 @@ impl File {
     /// memory goes: the futures of one file may have a quarter of the budget on its way, those of
     /// all files half; one future of each file may always begin.
     ///
-    /// A batch of which a page is not cached needs room within these limits for all of its pages,
-    /// cached or not, before it reads any, and keeps that room until it returns. While it waits for
-    /// room, it holds no page. So any number of batches may be polled at once. Those that have begun
-    /// hold their guards while they wait for reads.
-    ///
-    /// A future that is not polled any more, or was leaked, keeps its room for half a second at most
-    /// once its reads have ended, if others want it; what it has brought, until it is dropped.
+    /// A batch of which a page is not cached needs room within these limits for all of its pages
+    /// before it reads any, and keeps that room until it returns. While it waits for room, it holds no
+    /// page: so any number of batches may be polled at once. A future that is not polled any more
+    /// keeps its room for half a second at most once its reads have ended, if others want it; what it
+    /// has brought, until it is dropped.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
@@ -249,15 +234,14 @@ impl File {
     /// at the end of the file. Reads from the source what is not cached.
     ///
     /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing is copied,
-    /// and nothing shared is written once the folio has been used three times (see the
-    /// [front page](crate#which-way-in)). A reader has 16 slots; while all are in use the guard
-    /// takes a counted reference, as [`get`](Self::get) does.
+    /// and nothing shared is written once the folio has been used three times. A reader has 16
+    /// slots; while all are in use the guard takes a counted reference, as [`get`](Self::get) does,
+    /// and keeps what that keeps.
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
     /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of a reader
-    /// with 16 slots keep at most a quarter of the budget. A reader that
-    /// [`borrow_many`](Self::borrow_many) has given 64 slots can keep all of it. One with a counted
-    /// reference keeps what `get` says.
+    /// with 16 slots keep at most a quarter of the budget, and one that
+    /// [`borrow_many`](Self::borrow_many) has given 64 slots can keep all of it.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`ErrorKind::Invalid`] if the reader belongs to another cache.
@@ -283,8 +267,7 @@ impl File {
     }
 
     /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
-    /// valid. Reads from the
-    /// source what is not cached.
+    /// valid. Reads from the source what is not cached.
     ///
     /// Cost of a hit: a look-up. Nothing is written.
     ///
@@ -296,14 +279,11 @@ impl File {
     }
 
     /// As [`read_at`](Self::read_at), but only what is cached at this moment: `None` if any of the
-    /// bytes is not. Waits for no read, and starts none of what is absent:
-    /// [`prefetch`](Self::prefetch) does.
-    ///
-    /// It gets whatever `read_at` gets without the source, also across folios and at the end of the
-    /// file. In a sequential scan, one call in each 64 KiB to 2 MiB starts the next readahead, as
-    /// in `read_at`: that call takes the file's mutex and may evict, but waits for no read. A page
-    /// that is being evicted or moved may give `None` although it stays. After `None`, `buf` is
-    /// unspecified. In a child of `fork()`, what was not cached at the fork is always `None`.
+    /// bytes is not; `buf` is unspecified then. Waits for no read, and starts none of what is absent:
+    /// [`prefetch`](Self::prefetch) does. But in a sequential scan, one call in each 64 KiB to 2 MiB
+    /// starts the next readahead, as in `read_at`: it takes the file's mutex and may evict. A page
+    /// that is being evicted or moved may give `None` although it stays. In a child of `fork()`, what
+    /// was not cached at the fork is always `None`.
     ///
     /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
     ///
@@ -362,14 +342,12 @@ impl File {
     /// adjacent pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)
     /// are one read (64 KiB if that is 0).
     ///
-    /// It is a hint. It starts only what memory can be found for without waiting, and what the
-    /// source takes; and at most a quarter of the budget is on its way in one file at a time. A
-    /// call that wants a page that was not started, or whose read failed, reads it then.
+    /// It is a hint: it starts only what memory can be found for without waiting, and what the
+    /// source takes; and at most a quarter of the budget is on its way in one file at a time.
     ///
     /// Cost: for a page that is there, a look-up. For others, an allocation each, and one mutex of
     /// the file and one submission for up to 64 reads. If no memory is free, it may have to evict.
-    /// The folios are counted in [`Stats::readahead`](crate::Stats::readahead). A call that wants
-    /// one of them later does not count it as a miss.
+    /// The folios are counted in [`Stats::readahead`](crate::Stats::readahead), not as misses.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -392,20 +370,19 @@ impl File {
 
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
-    /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
-    /// no more memory, and every read of something that is not cached gets that error. What the
-    /// source fails to read is not read again, unless the source was asked for more at once than
-    /// one of `reads` wants: then that one is tried once more, alone, as by any other call. What
-    /// hangs is not tried again ([`Source`](crate::source::Source#which-calls-it-gets) says more).
+    /// the others; but after the first [`ErrorKind::NoMemory`] the batch waits for no more memory, and
+    /// every read of something that is not cached gets that error. What the source fails to read is
+    /// not read again, unless the source was asked for more at once than one of `reads` wants: then
+    /// that one is tried once more, alone, if the source does not
+    /// [hang](crate::source::Source#which-calls-it-gets).
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
-    /// That pays from about eight reads of distant pages on; with fewer than four, hits are done
-    /// one by one (`cargo pinfold bench batch --cases memory` measures both). Cost of misses: 64 of
-    /// `reads` are handled at a time. Of these, up to 16 MiB are read at once, adjacent pages by
-    /// one read; what is left is read one by one. For a file that is read by direct I/O, this
-    /// thread submits these reads, 64 at a time, and waits for all of them at once. For other sources this thread makes the first
-    /// read, and the others are one submission to the source. The batch holds nothing from one read
-    /// to the next, and so may be of any size, whatever the budget is.
+    /// That pays from about eight reads of distant pages on (`cargo pinfold bench batch --cases
+    /// memory`). Cost of misses: 64 of `reads` are handled at a time. Of these, up to 16 MiB are read
+    /// at once, adjacent pages by one read; what is left is read one by one. For a file that is read
+    /// by direct I/O, this thread submits these reads, 64 at a time, and waits for all of them at
+    /// once. For other sources this thread makes the first read, and the others are one submission to
+    /// the source. The batch holds nothing from one read to the next, and so may be of any size.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -419,8 +396,6 @@ impl File {
     ///
     /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
     /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many).
-    /// The guards together keep at most two pages each, or a tenth of the budget, as those of
-    /// `get`.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -435,10 +410,8 @@ impl File {
     /// # Errors
     /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
     /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget
-    /// at once. If that is for what others hold, it comes after the wait of a
-    /// [single read](crate#what-blocks). If `pages` has more different pages than the
-    /// budget has, it comes at once, and nothing is read; unless one of them is
-    /// [beyond the end](ErrorKind::BeyondEnd), which is then the error.
+    /// at once: at once, and nothing is read, if `pages` has more different pages than the budget,
+    /// unless one of them is [beyond the end](ErrorKind::BeyondEnd).
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)
@@ -447,12 +420,10 @@ impl File {
     /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in the order
     /// of `pages`. A page that is wanted twice has two guards, and is read once.
     ///
-    /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence for each
-    /// 16 pages where a borrow has one (for each page in a batch of fewer than four). A reader has
-    /// 16 slots; the first batches that need more make further ones, up to 64 in all, which the
-    /// reader keeps. Guards for which none is free take a counted reference, and an allocation. The
-    /// processor's cache misses overlap, and so do the reads from the source, as by
-    /// [`read_many`](Self::read_many).
+    /// Cost: as of [`get_many`](Self::get_many), and one fence for each 16 pages where a borrow has
+    /// one (for each page in a batch of fewer than four). A reader has 16 slots; the first batches
+    /// that need more make further ones, up to 64 in all, which the reader keeps. Guards for which
+    /// none is free take a counted reference, and an allocation.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -501,21 +472,16 @@ impl File {
     /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
     /// to memory that is set apart for them, unless it is there already or there is none. A folio
     /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`ErrorKind::Busy`].
-    ///
-    /// - A thread must first drop its own guards of these pages, and of others in the same folios:
-    ///   otherwise the call waits for them, and fails.
-    /// - A page that several threads hold in turn may never have such a moment. Pin it before they
-    ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
-    /// - Where neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves
-    ///   nothing, for a price.
+    /// then fails with [`ErrorKind::Busy`]. So a thread must first drop its own guards of these pages,
+    /// and of others in the same folios. Pages that several threads hold in turn are pinned before
+    /// they begin, as a folio that is pinned is not moved for further pins. Where neither will do,
+    /// [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for a price.
     ///
     /// # Cost
     /// For each cached folio that need not move: a look-up and one atomic addition, and one atomic
     /// subtraction to unpin it. For the call: an addition and a subtraction on the count of the
     /// cache, a line that all threads which pin share, and two additions on the thread's own
-    /// counters. To move a folio takes the file's mutex and copies the folio; its next pin finds it
-    /// moved.
+    /// counters. To move a folio takes the file's mutex and copies the folio.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`ErrorKind::Invalid`] if the range is empty or
@@ -574,16 +540,15 @@ impl File {
 
     /// Looks whether another program has changed the file, and lets go of what is cached and not
     /// the file's any more; the length follows. From then on, reads through all handles of the file
-    /// return what it has had since this call. A program that reads a log calls this whenever it
-    /// wants to know of more. [`Changed`] says what is dropped.
+    /// return what it has had since this call. [`Changed`] says what is dropped. Guards and pins keep
+    /// what they have.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
-    /// how far they can be trusted). They do not say whether a longer file was appended to. It
-    /// counts as such if the first 64 KiB of what is cached and the 64 KiB before the old end are
-    /// still the same; one that was written to elsewhere, too, needs
-    /// [`invalidate`](Self::invalidate), or the next [`Cache::open`](crate::Cache::open), which
-    /// drops all that was kept so. Of a source that the program implements, and of a block
-    /// device, only the length is known. Guards and pins keep what they have.
+    /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of what
+    /// is cached and the 64 KiB before the old end are still the same; one that was written to
+    /// elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
+    /// [`Cache::open`](crate::Cache::open), which drops all that was kept so. Of a source that the
+    /// program implements, and of a block device, only the length is known.
     ///
     /// Cost: while nothing has changed, one system call, which looks at the path. After a change,
     /// two or three, and dropping; if the file is longer, up to two reads of 64 KiB. Waits for no
@@ -618,13 +583,10 @@ impl File {
     /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
     /// source for its length, and drops what a new length makes invalid: the folio with the old
     /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
-    /// dropped, in whole folios.
+    /// dropped, in whole folios. [`refresh`](Self::refresh) finds out whether the file was changed.
     ///
-    /// Of a file that is read through the kernel's page cache, that drops the pages, too, so that the
-    /// bytes come from the device or the server. It keeps those that wait to be written, and those
-    /// that a program has mapped; they come back as the kernel has them.
-    ///
-    /// To find out whether the file was changed at all, use [`refresh`](Self::refresh).
+    /// Of a file that is read through the kernel's page cache, that drops the pages, too, but for those
+    /// that wait to be written, and those that a program has mapped.
     ///
     /// ```
     /// # use pinfold::{Cache, Options};
@@ -660,9 +622,8 @@ impl File {
         Ok(dropped + self.drop_cached(&pages))
     }
 
-    /// Drops the folios of `pages`, and waits for those who just put one of them outside or evict it:
-    /// afterwards no map shows what was cached before, unless somebody uses it. Returns the number
-    /// of bytes dropped.
+    /// Drops the folios of `pages`; afterwards no map shows what was cached before, unless somebody
+    /// uses it. Returns the bytes dropped.
     fn drop_cached(&self, pages: &Range<u64>) -> u64 {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
         self.handle.core.settle(&self.handle.mapping, pages);

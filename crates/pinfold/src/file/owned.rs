@@ -1,18 +1,13 @@
 //! Bytes of a range that own what keeps them: `file.bytes(range)`.
 //!
-//! The public type, and which of its two kinds a range gets. Memory for copies is `reclaim`'s.
-//!
 //! 1. the folio of the first byte, as for a read of the range: from the cache, or filled;
 //! 2. if it has the whole range, and a guard may keep it (`borrow/admit.rs`): the bytes in place,
-//!    under a counted reference. Nothing is split for it: where a guard of a page would have to
-//!    split the folio, the copy keeps less. A hollow folio is copied, too: its bytes are in a
-//!    mapping that a forked child does not have;
-//! 3. otherwise memory for a copy, and a read into it.
+//!    under a counted reference. Nothing is split for it: the copy keeps less. A hollow folio is
+//!    copied, too: a forked child does not have its bytes;
+//! 3. otherwise memory for a copy (`reclaim/copies.rs`), and a read into it.
 //!
-//! # Why the bytes stay
-//!
-//! In place: as in `borrow/counted.rs`. A copy: its memory is its own, and nobody writes to it once
-//! it is shared.
+//! In place, the bytes stay as in `borrow/counted.rs`. The memory of a copy is its own, and nobody
+//! writes to it once it is shared.
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -23,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::access::borrow::{FolioRef, may_keep};
-use crate::access::found::ReadaheadMark;
+use crate::access::found::{ReadaheadMark, filled};
 use crate::access::futures;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -97,10 +92,9 @@ impl File {
     /// [`read_at`](Self::read_at).
     ///
     /// Cost in place: a look-up, two atomic additions, and two subtractions in the end, one of each
-    /// on the count of the cache itself, which all such bytes share. Of a copy: that of
-    /// `read_at`, three allocations, and a mutex that all allocations of memory share; if it is
-    /// longer than 2 MiB also mmap(2), munmap(2), and a madvise(2) for each 2 MiB. It may have to
-    /// evict.
+    /// on the count of the cache itself. Of a copy: that of `read_at`, three allocations, and a mutex
+    /// that all allocations of memory share; if it is longer than 2 MiB also mmap(2), munmap(2), and a
+    /// madvise(2) for each 2 MiB. It may have to evict.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -123,23 +117,23 @@ impl File {
         let handle = self.handle();
         let wanted = handle.check_bytes(&range)?;
         let Some((page, bytes)) = pages_of(&wanted) else { return Ok(OwnedBytes::empty()) };
-        let missing = || fill::get(handle, page, bytes);
+        let missing = || fill::get(handle, page, bytes).map(Some);
         let in_place = handle.held(page, (ReadaheadMark::Meet, true), missing, |held| {
             Ok(Some(OwnedBytes::in_place(handle, held, &wanted)))
         })?;
-        if let Some(bytes) = in_place {
+        if let Some(bytes) = filled(in_place) {
             return Ok(bytes);
         }
-        let mut copied = memory(handle, page, (wanted.end - wanted.start) as usize)?;
+        let len = (wanted.end - wanted.start) as usize;
+        let copied = allocate_copy(&handle.core, (&handle.mapping, page), len, true)?;
+        let mut copied = filled(copied.ok());
         let got = handle.read_at(copied.bytes_mut(), wanted.start)?;
         OwnedBytes::copy(handle, copied, got, &wanted)
     }
 
     /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async). While
-    /// it waits for memory for a copy, it holds nothing; while a copy is read, it has that memory.
-    /// Futures that wait for memory for copies have their turns in the order in which they came, and
-    /// the time after which one fails begins with its turn. Whoever wants no copy does not wait
-    /// behind them.
+    /// it waits for memory for a copy, it holds nothing. Futures that wait for such memory have their
+    /// turns in the order in which they came, and the time after which one fails begins with its turn.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes) and [`read_at_async`](Self::read_at_async).
@@ -165,12 +159,6 @@ fn pages_of(wanted: &Range<u64>) -> Option<(u64, usize)> {
     (!wanted.is_empty()).then(|| (page, (wanted.end - (page << PAGE_SHIFT)) as usize))
 }
 
-/// Memory for a copy, which this thread waits for.
-fn memory(handle: &Handle, page: u64, bytes: usize) -> Result<Copied> {
-    let copied = allocate_copy(&handle.core, (&handle.mapping, page), bytes, true)?;
-    Ok(copied.expect("it was waited for"))
-}
-
 impl Handle {
     /// The bytes of a range, all of which the file has.
     fn check_bytes(&self, range: &impl RangeBounds<u64>) -> Result<Range<u64>> {
@@ -180,10 +168,7 @@ impl Handle {
         self.check_has(&wanted, len_bytes).map(|()| wanted)
     }
 
-    /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if a file of that length has not all of `wanted`.
-    fn check_has(&self, wanted: &Range<u64>, len_bytes: u64) -> Result<()> {
-        let &Range { start, end } = wanted;
+    fn check_has(&self, &Range { start, end }: &Range<u64>, len_bytes: u64) -> Result<()> {
         if end <= len_bytes {
             return Ok(());
         }
@@ -202,10 +187,11 @@ impl OwnedBytes {
     fn in_place<'a>(handle: &'a Handle, held: Held<'a>, wanted: &Range<u64>) -> Option<Self> {
         let page = wanted.start >> PAGE_SHIFT;
         let pages = wanted.end.div_ceil(PAGE_BYTES as u64) - page;
-        if held.frame().is_hollow() || !has(&held, wanted) {
-            return None;
-        }
-        if !may_keep(&handle.core, &held, pages) {
+        let folio_end = held.offset() + held.frame().file_bytes() as u64;
+        if held.frame().is_hollow()
+            || wanted.end > folio_end
+            || !may_keep(&handle.core, &held, pages)
+        {
             return None;
         }
         let guard = FolioRef::of(handle, held, page)?.into_owned();
@@ -217,9 +203,7 @@ impl OwnedBytes {
     }
 
     /// A copy that has `got` bytes of `wanted`.
-    ///
-    /// # Errors
-    /// The file is shorter by now.
+    /// Error: the file is shorter by now.
     fn copy(handle: &Handle, mut copied: Copied, got: usize, wanted: &Range<u64>) -> Result<Self> {
         let len = (wanted.end - wanted.start) as usize;
         copied.is_read();
@@ -229,11 +213,6 @@ impl OwnedBytes {
         let from = copied.address();
         Ok(OwnedBytes { from, len, keeper: BytesKeeper::Copy { _memory: Arc::new(copied) } })
     }
-}
-
-/// Whether the folio has all of `wanted`, whose first byte it has.
-fn has(held: &Held<'_>, wanted: &Range<u64>) -> bool {
-    wanted.end <= held.offset() + held.frame().file_bytes() as u64
 }
 
 impl Deref for OwnedBytes {

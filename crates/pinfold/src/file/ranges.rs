@@ -8,12 +8,11 @@ use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::mapping::Mapping;
 
-/// The largest end of a range, and what an open one has where the length of the file does not
-/// matter.
+/// The largest end of a range.
 pub(crate) const END_MAX: u64 = i64::MAX as u64;
 
-/// The bytes from the first to the last, where an open end is `end`. What does not fit is cut off at
-/// the largest number, which every check refuses.
+/// The bytes from the first to the last, where an open end is `end`. What does not fit is cut off at the
+/// largest number, which every check refuses.
 pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
     let start = match range.start_bound() {
         Bound::Included(&at) => at,
@@ -28,8 +27,7 @@ pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
     start..end
 }
 
-/// # Errors
-/// [`ErrorKind::Invalid`] if it ends before it begins, or above the largest offset.
+/// Error: [`ErrorKind::Invalid`] if it ends before it begins, or above the largest offset.
 pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     let &Range { start, end } = range;
     let path = || mapping.path.clone();
@@ -43,9 +41,7 @@ pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
 }
 
 /// The pages that have a byte of `range`, including those past the end of the file.
-///
-/// # Errors
-/// As [`check`].
+/// Error: as [`check`].
 pub(crate) fn pages_of(mapping: &Mapping, range: &Range<u64>) -> Result<Range<u64>> {
     check(mapping, range)?;
     if range.is_empty() {

@@ -108,9 +108,7 @@ impl BufRead for FileReader {
 
 impl Seek for FileReader {
     /// To any position, also beyond the end of the file, where nothing is read.
-    ///
-    /// # Errors
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput) for one before the first byte, or above
+    /// Error: [`InvalidInput`](io::ErrorKind::InvalidInput) for one before the first byte, or above
     /// 2^64 - 1.
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {

@@ -1,7 +1,5 @@
-//! A file that other programs change: what is cached of it, and its length, follow.
-//!
-//! Belongs here: asking what the file has now, deciding what the cached pages are worth, and
-//! letting go of them. Does not: what identifies contents (`source/contents.rs`).
+//! A file that other programs change: what is cached of it, and its length, follow. What identifies
+//! contents is in `source/contents.rs`.
 //!
 //! Each page in the index was read after a moment at which the file had the contents that its
 //! mapping's `ReadUnder` has. In [`renew`], under the mapping's `resizing` mutex:
@@ -52,7 +50,7 @@ pub enum Changed {
     Replaced,
 }
 
-/// What a change is to do.
+/// What a renewal is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Since {
     /// An open: nothing may be left of what was read before the last change.
@@ -63,8 +61,8 @@ pub(crate) enum Since {
     Invalidated,
 }
 
-/// Lets go of what the file, whose contents were these when it was opened just now, does not have
-/// any more.
+/// Lets go of what the file does not have any more, whose contents were these when it was opened just
+/// now.
 pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()> {
     let under = handle.mapping.read_under();
     if under.zip(contents).is_some_and(|(under, contents)| under.is_settled_as(contents)) {
@@ -198,8 +196,7 @@ fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
 /// Pages at each end of what is cached that a file which has grown is compared at.
 const COMPARED_PAGES: u64 = 16;
 
-/// Whether the file still begins with its first `len_bytes` bytes, as far as a look tells: at the
-/// first pages that are cached, and at the last ones before its old end.
+/// Whether the file still begins with its first `len_bytes` bytes, as far as a look tells.
 fn begins_the_same(handle: &Handle, len_bytes: u64) -> bool {
     if mutant::on(Mutant::GrownUncompared) {
         return true;
@@ -231,10 +228,14 @@ fn is_the_same(handle: &Handle, start: u64, end: u64, len_bytes: u64) -> bool {
     let mut cached = [0; PAGE_BYTES];
     (start..end).all(|page| {
         let offset = page << PAGE_SHIFT;
-        let copied = handle.held_now(page, (ReadaheadMark::Leave, false), |held| {
-            Some(handle.copy_held(&held, &mut cached, offset))
-        });
-        let Some(bytes) = copied else { return true };
+        let how = (ReadaheadMark::Leave, false);
+        let copied = handle.held(
+            page,
+            how,
+            || Ok(None),
+            |held| Ok(Some(handle.copy_held(&held, &mut cached, offset))),
+        );
+        let Ok(Some(bytes)) = copied else { return true };
         let bytes = bytes.min((len_bytes - offset).min(PAGE_BYTES as u64) as usize);
         let at = (offset - (start << PAGE_SHIFT)) as usize;
         got >= at + bytes && now[at..at + bytes] == cached[..bytes]

@@ -1,5 +1,5 @@
 //! How often a folio was used lately, and in which of its parts: hints that readers leave in the
-//! entry for the policy. What follows from them is in `pinfold_policy` and `reclaim/parts.rs`.
+//! entry for the policy. What follows from them is in `pinfold_policy` and `reclaim/evict.rs`.
 //!
 //! # The word `uses`
 //!

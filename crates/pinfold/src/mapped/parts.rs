@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use crate::base::held_pages::HeldPages;
+use crate::base::limits::{Added, Level};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::mapped::closed::ClosedFiles;
@@ -33,10 +33,10 @@ pub(crate) struct MappedOfCache {
     pub(crate) load: Load,
     /// First of what has threads: it joins those that write.
     pub(crate) to_write: ToWrite,
-    /// Of maps and own memory, by the program.
-    pub(crate) held: HeldPages,
-    /// By threads that wait for lent memory.
-    waiting_with: HeldPages,
+    /// Pages of maps and own memory, by the program.
+    pub(crate) held: Level,
+    /// Pages of folios, by threads that wait for lent memory.
+    waiting_with: Level,
     waiting_most: u32,
     /// How many folios were lent so far: where that goes on, lent memory is not lacking.
     pub(crate) lent: AtomicU64,
@@ -61,20 +61,6 @@ pub(crate) struct MappedStates {
     pub(crate) own: Option<PageStates>,
 }
 
-/// A thread that waits with a folio.
-#[derive(Debug)]
-#[must_use = "dropped at once, it may not wait"]
-pub(crate) struct WaitsWith<'a> {
-    all: &'a HeldPages,
-    pages: u32,
-}
-
-impl Drop for WaitsWith<'_> {
-    fn drop(&mut self) {
-        self.all.take_back(self.pages);
-    }
-}
-
 impl MappedOfCache {
     /// Of a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
@@ -85,8 +71,8 @@ impl MappedOfCache {
             recent: Recent::new(frames),
             load: Load::new(frames),
             to_write: ToWrite::default(),
-            held: HeldPages::default(),
-            waiting_with: HeldPages::default(),
+            held: Level::default(),
+            waiting_with: Level::default(),
             waiting_most: frames / WAITING_SHARE,
             lent: AtomicU64::new(0),
             uffd: OnceLock::new(),
@@ -135,10 +121,9 @@ impl MappedOfCache {
     /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
     /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
     /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
-    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<WaitsWith<'_>> {
+    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<Added<'_>> {
         let most = self.waiting_most.max(pages);
         let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
-        self.waiting_with.add(pages, most).ok()?;
-        Some(WaitsWith { all: &self.waiting_with, pages })
+        self.waiting_with.hold(pages, most)
     }
 }

@@ -11,7 +11,6 @@ pub(crate) mod abi;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -219,13 +218,10 @@ fn handshake(fd: &OwnedFd, ask: Ask) -> Result<()> {
     let wanted = ask.features().iter().fold(0, |all, (bit, _)| all | bit);
     let Err(cause) = agree(fd, wanted) else { return Ok(()) };
     // A descriptor of its own says what there is: this one takes no second answer.
-    let known = first(&[USER_MODE_ONLY, 0]).and_then(|probe| {
-        agree(&probe, 0).map_err(|cause| {
-            Cause::Userfaultfd { what: "agree on a version".into(), cause: Arc::new(cause) }.into()
-        })
-    })?;
+    let known = first(&[USER_MODE_ONLY, 0])
+        .and_then(|probe| agree(&probe, 0).map_err(|cause| failed("agree on a version", cause)))?;
     let what = if wanted & !known == 0 { "agree on a version".into() } else { missing(ask, known) };
-    Err(Cause::Userfaultfd { what, cause: Arc::new(cause) }.into())
+    Err(failed(&what, cause))
 }
 
 fn agree(fd: &OwnedFd, features: u64) -> io::Result<u64> {
@@ -265,8 +261,12 @@ fn refused(syscall: Errno, device: Errno) -> crate::error::Error {
         Errno::ACCESS | Errno::PERM => "may not be opened by this user".to_owned(),
         other => format!("fails, too: {}", io::Error::from(other)),
     };
-    let what = format!("open one: {why}; {DEVICE} {device}");
-    Cause::Userfaultfd { what, cause: Arc::new(syscall.into()) }.into()
+    failed(&format!("open one: {why}; {DEVICE} {device}"), syscall.into())
+}
+
+fn failed(what: &str, cause: io::Error) -> crate::error::Error {
+    let what = format!("make a space for mapped files: userfaultfd: cannot {what}");
+    Cause::system(&what, cause).into()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -1,6 +1,8 @@
 //! What all modules of a cache share; taking a counted reference to a folio, and giving it back.
 
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::base::counters::Counters;
@@ -25,10 +27,14 @@ use crate::pages::residency::Residency;
 use crate::pages::stream::Credit;
 use crate::source::{Engine, EngineOptions};
 
-/// The shared state of one cache.
+/// The shared state of one cache. A forked child keeps it: it has none of the threads that its parts
+/// would wait for.
 #[derive(Debug)]
-pub(crate) struct Core {
-    /// First, so that it is dropped first: it lets go of what it keeps.
+pub(crate) struct Core(ManuallyDrop<CoreParts>);
+
+/// The parts of a cache, in the order in which they are dropped.
+#[derive(Debug)]
+pub(crate) struct CoreParts {
     pub(crate) owner: OwnerProcess,
     /// What a forked child gets. Made before the fork: a child allocates nothing.
     forked: Error,
@@ -54,10 +60,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Makes a cache: all of `frames` free, no files.
-    ///
-    /// # Errors
-    /// As for [`OwnerProcess::here`].
+    /// Makes a cache: all of `frames` free, no files. The error is that of [`OwnerProcess::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,
@@ -68,7 +71,7 @@ impl Core {
         let pages = frames.free_frames() - pressure.high_frames;
         let worker_is_free = pressure.hook();
         let owner = OwnerProcess::here()?;
-        Ok(Core {
+        let parts = CoreParts {
             forked: Cause::Forked { owner: owner.pid() }.into(),
             owner,
             counters: Counters::new(),
@@ -87,7 +90,15 @@ impl Core {
             options,
             nodes,
             frames,
-        })
+        };
+        Ok(Core(ManuallyDrop::new(parts)))
+    }
+
+    /// Opens what mapped memory needs. Before the cache is shared.
+    #[cfg(not(loom))]
+    pub(crate) fn open_mapped(&mut self) -> Result<()> {
+        let parts = &mut *self.0;
+        parts.mapped.open(&parts.options, &parts.engine)
     }
 
     /// [`ErrorKind::Forked`] unless the calling process is the cache's owner.
@@ -188,6 +199,24 @@ impl Core {
             self.freed(head);
         }
         self.frames.free(head, frame.order());
+    }
+}
+
+impl Deref for Core {
+    type Target = CoreParts;
+
+    #[inline(always)]
+    fn deref(&self) -> &CoreParts {
+        &self.0
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            // SAFETY: here alone, and nobody uses them any more.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
     }
 }
 

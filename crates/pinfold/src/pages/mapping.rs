@@ -319,9 +319,7 @@ impl Mappings {
     /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
     /// A mapping without handles takes the new source. Also returns a mapping that this call made
     /// outdated (the same object in another version), with a handle that the caller drops.
-    ///
-    /// # Errors
-    /// Another version of it is open, or all numbers are in use.
+    /// Error: another version of it is open, or all numbers are in use.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -343,20 +341,21 @@ impl Mappings {
             let changed = changed(&mapping, identity.as_ref(), &path);
             let contents = identity.as_ref().and_then(|identity| identity.contents.as_ref());
             let rewritten = nobodys && mapping.is_of_system() && !mapping.has_pages_of(contents);
-            match changed {
-                Some(error) if !nobodys => return Err(error),
-                Some(_) => mapping.outdated.store(true, Ordering::Relaxed),
-                None if rewritten => mapping.outdated.store(true, Ordering::Relaxed),
-                None if nobodys => _old_source = mapping.backing.adopt(&backing),
-                None => {}
+            let outdates = changed.is_some() || rewritten;
+            if let Some(error) = changed.filter(|_| !nobodys) {
+                return Err(error);
             }
-            if mapping.outdated.load(Ordering::Relaxed) && table.is_full() {
+            if outdates && table.is_full() {
                 return Err(table.too_many(path));
             }
             mapping.handles.fetch_add(1, Ordering::Relaxed);
-            if !mapping.outdated.load(Ordering::Relaxed) {
+            if !outdates {
+                if nobodys {
+                    _old_source = mapping.backing.adopt(&backing);
+                }
                 return Ok((mapping, None));
             }
+            mapping.outdated.store(true, Ordering::Relaxed);
             outdated = Some(mapping);
         }
         let Some(id) = table.take_id() else { return Err(table.too_many(path)) };

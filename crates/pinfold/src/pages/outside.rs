@@ -175,9 +175,7 @@ pub(crate) trait Outside {
     fn keep_some_free(&self) {}
 
     /// The cache begins: starts the threads that write.
-    ///
-    /// # Errors
-    /// The system does not start one.
+    /// Error: the system does not start one.
     fn start(self: &Arc<Self>) -> Result<()> {
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Admission: which folio a counted guard is taken of.
 //!
 //! A guard keeps its whole folio. So one of a large folio is only taken if the folio is granted
-//! (`grants`), or can be granted within the limit; otherwise the folio is split, and the guard is
-//! of the page alone. A hit asks nothing: of a large folio that is not granted, the entry says that
-//! no byte may be held (`Frame::holdable`), and so the hit takes the slow path, which calls this.
+//! (`grants`); otherwise the folio is split, and the guard is of the page alone. A hit asks nothing:
+//! of a large folio that is not granted, the entry says that no byte may be held
+//! (`Frame::holdable`), and the slow path calls this.
 //!
 //! 1. granted, or one page: it is taken;
 //! 2. it fits the limit, or would without others that nobody uses: those are revoked, the oldest
@@ -17,6 +17,7 @@
 //! 5. at last, or if it is pinned, borrowed, or the index has no memory for the pieces: it is
 //!    granted beyond the limit.
 
+use crate::access::found::MayWait;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
 use crate::base::wait::Woken;
@@ -34,18 +35,9 @@ use crate::pages::reclaim;
 /// How often step 3 is tried, and how many grants step 2 ends.
 const TRIES_MAX: u32 = 16;
 
-/// Whether a caller can wait until others let go of a folio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MayWait {
-    Briefly,
-    Never,
-}
-
-/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`: the
-/// page has left the cache, or was dropped and is being read again; look it up again.
-///
-/// # Errors
-/// [`ErrorKind::TooMany`].
+/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`: look
+/// the page up again.
+/// Error: [`ErrorKind::TooMany`].
 pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
@@ -65,8 +57,8 @@ pub(crate) fn admit<'a>(
     admitted
 }
 
-/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most twice
-/// as much, or one that is granted. Splits nothing.
+/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most twice as
+/// much, or one that is granted. Splits nothing.
 pub(crate) fn may_keep(core: &Core, held: &Held<'_>, pages: u64) -> bool {
     2 * pages >= u64::from(held.frame().order().frames())
         || is_admitted(core, held)
@@ -141,7 +133,7 @@ fn split<'a>(
                         old
                     });
                 }
-                Ok(Err(InUse::Busy)) if left > 0 && wait == MayWait::Briefly => {
+                Ok(Err(InUse::Busy)) if left > 0 && wait == MayWait::Yes => {
                     drop(changing);
                     thread::yield_now();
                     continue;
@@ -171,9 +163,8 @@ fn split<'a>(
     }
 }
 
-/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the
-/// page meanwhile; returns the frame that the caller has to free, and the futures that it wakes
-/// without the mutex.
+/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the page;
+/// returns the frame that the caller has to free, and the futures that it wakes without the mutex.
 fn move_page(
     core: &Core,
     changing: &mut Changing<'_>,

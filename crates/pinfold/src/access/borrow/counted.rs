@@ -1,6 +1,4 @@
-//! The counted guard: `file.get(page)`.
-//!
-//! Takes a reference that outlives the call, clones it, gives it back.
+//! The counted guard: `file.get(page)`, a reference that outlives the call.
 //!
 //! # A hit, step by step
 //!
@@ -24,15 +22,16 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::admit::{MayWait, admit};
+use super::admit::admit;
 use super::view::PageView;
-use crate::access::found::{Found, HoldablePage, ReadaheadMark};
+use crate::access::found::{Found, HoldablePage, MayWait, ReadaheadMark, filled};
+use crate::access::read::note_use;
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
-use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, predicted};
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
 use crate::pages::handle::Handle;
@@ -90,28 +89,10 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
         let view = match self.hold_at_once(page) {
-            Some(view) => view,
-            None => match self.try_hold(page)? {
-                Some(view) => view,
-                None => return Ok(None),
-            },
+            Some(view) => Some(view),
+            None => self.hold(page, (MayWait::Never, true))?,
         };
-        Ok(Some(FolioRef::adopt(self, view)))
-    }
-
-    /// By a reference, without fills.
-    #[cold]
-    #[inline(never)]
-    fn try_hold(&self, page: u64) -> Result<Option<PageView>> {
-        let view = self.held_now(page, (ReadaheadMark::Meet, true), |held| {
-            let held = admit(self, held, page, MayWait::Never).transpose()?;
-            let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
-            held.map(view).transpose()
-        });
-        if view.is_none() {
-            self.check_page(page)?;
-        }
-        view.transpose()
+        Ok(view.map(|view| FolioRef::adopt(self, view)))
     }
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
@@ -136,7 +117,7 @@ impl Handle {
             return None;
         }
         if !used_most {
-            note_use(self, frame, head, at as usize);
+            note_use(self, frame, head, (at as usize, PAGE_BYTES));
         }
         let bytes = predicted(from, at as usize, 0);
         // Not negative: the folio has at least one byte of the page, as it was found.
@@ -163,35 +144,34 @@ impl Handle {
         self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// What [`get_slowly`](Self::get_slowly) puts into a guard.
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64, counted: bool) -> Result<PageView> {
-        self.held(
-            page,
-            (ReadaheadMark::Meet, counted),
-            || self.get_missing(page),
-            |held| {
-                let Some(held) = admit(self, held, page, MayWait::Briefly)? else {
-                    return Ok(None);
-                };
-                match FolioRef::of(self, held, page) {
-                    Some(folio) => Ok(Some(folio.into_view())),
-                    None => self.check_page(page).map(|()| None),
-                }
-            },
-        )
+        self.hold(page, (MayWait::Yes, counted)).map(filled)
+    }
+
+    /// By a reference. `None` if the page is absent and the caller may not wait.
+    #[cold]
+    #[inline(never)]
+    fn hold(&self, page: u64, (wait, counted): (MayWait, bool)) -> Result<Option<PageView>> {
+        let missing = || self.get_missing(page, wait);
+        self.held(page, (ReadaheadMark::Meet, counted), missing, |held| {
+            let Some(held) = admit(self, held, page, wait)? else { return Ok(None) };
+            match FolioRef::of(self, held, page) {
+                Some(folio) => Ok(Some(folio.into_view())),
+                None => self.check_page(page).map(|()| None),
+            }
+        })
     }
 
     #[cold]
     #[inline(never)]
-    pub(super) fn get_missing(&self, page: u64) -> Result<Held<'_>> {
+    pub(super) fn get_missing(&self, page: u64, wait: MayWait) -> Result<Option<Held<'_>>> {
         self.check_page(page)?;
-        fill::get(self, page, PAGE_BYTES)
+        wait.fill(|| fill::get(self, page, PAGE_BYTES))
     }
 
-    /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the file ends before that page.
+    /// Error: [`ErrorKind::BeyondEnd`] if the file ends before that page.
     #[cold]
     pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
@@ -203,8 +183,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was
-    /// admitted. `None` if the file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
+    /// `None` if the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -213,7 +193,7 @@ impl<'a> FolioRef<'a> {
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
         if !frame.is_used_most() {
-            note_use(handle, frame, head, at);
+            note_use(handle, frame, head, (at, PAGE_BYTES));
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);
@@ -269,11 +249,9 @@ impl<'a> FolioRef<'a> {
         self.view.word()
     }
 
-    /// The same page in a guard that keeps the cache itself alive and so outlives its file.
-    ///
-    /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
-    /// cache's count, a line that all such guards share. To keep a guard beside its file,
-    /// [`FolioOf`](crate::FolioOf) costs less.
+    /// The same page in a guard that keeps the cache itself alive, with all of its memory, and so
+    /// outlives its file. Cost: one atomic add on the cache's count, a line that all such guards share.
+    /// To keep a guard beside its file, [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.
@@ -304,28 +282,17 @@ impl<'a> FolioRef<'a> {
     /// folio has left the file: after [`File::invalidate`](crate::File::invalidate),
     /// [`Hint::DontNeed`](crate::Hint::DontNeed) or a write, after a change of the file's length
     /// within the folio, and after the cache has given up the file (its last handle was dropped, or
-    /// its descriptor was needed). Eviction and moves never make it false: they leave folios with
-    /// guards alone.
+    /// its descriptor was needed). Eviction and moves leave folios with guards alone.
     ///
     /// It begins with an acquire fence: a thread that has read, by any load, something stored after
-    /// the folio left its file, gets false.
+    /// the folio left its file, gets false. Cost: the fence and one load.
     ///
     /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
     /// several pages that all say so, once the last of them was taken, show the file as of that one
     /// moment. To go down an index tree, take the parent, read the child's number in it, take the
-    /// child, and then ask the parent: if it is current, the child is the right one. Cost: the
-    /// fence and one load.
+    /// child, and then ask the parent: if it is current, the child is the right one.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
-    }
-}
-
-/// Notes a use of the page at that byte of the folio.
-#[inline(always)]
-fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, at: usize) {
-    let page = (at >> PAGE_SHIFT) as u16;
-    if let Some(came) = handle.counters().shard().comes_to(head.0, page..=page) {
-        frame.note_use(came, at, PAGE_BYTES);
     }
 }
 

@@ -6,10 +6,8 @@
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
-//! A counted guard with a share of its file is in `kept.rs`, above `file`.
-//!
 //! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
-//! which a counted guard would keep too much. Misses are `fill`'s.
+//! which a counted guard would keep too much.
 
 mod admit;
 mod counted;
@@ -18,9 +16,9 @@ mod reader;
 mod slot;
 mod view;
 
+pub(crate) use admit::admit;
 #[cfg(not(loom))]
 pub(crate) use admit::may_keep;
-pub(crate) use admit::{MayWait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub(crate) use reader::FreeSlots;

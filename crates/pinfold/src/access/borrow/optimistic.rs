@@ -1,8 +1,5 @@
 //! Reads pages without holding them: copy, then validate.
 //!
-//! Stamps of pages, racing copies, and the validation of several stamps at once. The guards that
-//! hold pages are in `slot.rs` and `counted.rs`.
-//!
 //! # Why valid stamps are of one moment
 //!
 //! Versions only grow, so a version that two loads find equal was unchanged in between. If all
@@ -19,7 +16,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use super::view::PageView;
-use crate::access::found::{AnyPage, Found, ReadaheadMark};
+use crate::access::found::{AnyPage, Found, MayWait, ReadaheadMark, filled};
 use crate::error::Result;
 use crate::frames::{Frame, PAGE_BYTES, PAGE_SHIFT, Stamp, copy_racing};
 use crate::pages::core::Held;
@@ -29,9 +26,9 @@ use crate::pages::outside::Outside;
 /// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
 ///
 /// Made by [`File::optimistic`](crate::File::optimistic). Once the folio has been used, it stores
-/// nothing to shared memory, not even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
-/// written to at any moment. From then on [`validate`](Self::validate) is false, and the program
-/// must ask for the page again. An attempt to evict the page has the same effect.
+/// nothing to shared memory; any thread may keep any number for any time. The page may be evicted,
+/// moved or written to at any moment. From then on [`validate`](Self::validate) is false, and the
+/// program must ask for the page again. An attempt to evict the page has the same effect.
 ///
 /// Of a page that a [`Map`](crate::Map) shows, each [`read`](Self::read) is a system call.
 ///
@@ -105,21 +102,18 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn bring(&self, page: u64) -> Result<Option<Optimistic<'_>>> {
-        self.held(
-            page,
-            (ReadaheadMark::Meet, true),
-            || self.get_missing(page),
-            |held| {
-                if held.frame().file_bytes() as u64 + held.offset() <= page << PAGE_SHIFT {
-                    return self.check_page(page).map(|()| None);
-                }
-                if !held.frame().is_hollow() {
-                    return Ok(Some(None));
-                }
-                // Otherwise it was dropped just now.
-                Ok(self.stamped_outside(&held, page).map(Some))
-            },
-        )
+        let missing = || self.get_missing(page, MayWait::Yes);
+        self.held(page, (ReadaheadMark::Meet, true), missing, |held| {
+            if held.frame().file_bytes() as u64 + held.offset() <= page << PAGE_SHIFT {
+                return self.check_page(page).map(|()| None);
+            }
+            if !held.frame().is_hollow() {
+                return Ok(Some(None));
+            }
+            // Otherwise it was dropped just now.
+            Ok(self.stamped_outside(&held, page).map(Some))
+        })
+        .map(filled)
     }
 
     /// The page of a hollow folio.

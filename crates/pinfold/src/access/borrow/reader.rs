@@ -1,15 +1,12 @@
-//! A thread's own side of borrowing: its slots, and what each of its guards shows.
+//! A thread's own side of borrowing: its slots, and what each of its guards shows. The shared records
+//! are in `readers`, the protocol in `slot.rs`.
 //!
-//! Finds free slots and owns the memory that guards point to. The shared records are in `readers`,
-//! the protocol in `slot.rs`.
+//! A guard is one pointer, to a [`GuardState`] in here: the five words of the state would be returned
+//! through memory, which took twice as long as the rest of a borrow.
 //!
-//! A guard is one pointer, to a [`GuardState`] in here. If the guard were the five words of the state,
-//! compilers would return it through memory, stored in words and loaded in pairs. Such loads wait
-//! for the stores to reach the cache, which took twice as long as the rest of a borrow.
-//!
-//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
-//! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
-//! that borrows the same page again, to read its records one by one, therefore skips the look-up.
+//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses of
+//! a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread that
+//! borrows the same page again therefore skips the look-up.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
@@ -93,7 +90,7 @@ pub struct Reader {
     stays: PhantomData<*mut ()>,
 }
 
-/// Slots for more borrows than a reader has at first: another record, which the reader keeps.
+/// Slots for more borrows than a reader has at first, which it keeps.
 #[derive(Debug)]
 struct Further {
     seat: ReaderSeat,
@@ -105,8 +102,8 @@ fn states_of(seat: &ReaderSeat) -> [GuardState; SLOTS] {
     std::array::from_fn(|n| GuardState::new(Some(NonNull::from(&seat.slots()[n]))))
 }
 
-/// The free slots of a reader, and their states. Of each record the last ones first: a reader's
-/// first slot is that of the quickest borrows, and what its state remembers is of most use.
+/// The free slots of a reader, and their states. The last ones first: a reader's first slot is that of
+/// the quickest borrows, and what its state remembers is of most use.
 pub(crate) struct FreeSlots<'r> {
     reader: &'r Reader,
     left: Rev<slice::Iter<'r, GuardState>>,
@@ -170,7 +167,6 @@ impl Reader {
         Reader { seat, unfenced_address, last, states, further, stays: PhantomData }
     }
 
-    /// Whether it is a reader of the cache that has these `readers`.
     pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         self.seat.is_of(readers)
     }
@@ -243,7 +239,7 @@ impl Reader {
         }
     }
 
-    /// Notes a borrow of the folio's `page`, unless this reader borrowed that page last.
+    /// Notes a borrow of the folio's `page`, unless it is the one borrowed last.
     #[inline(always)]
     pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber, page: u64) {
         if !frame.is_used_most() && self.last.get() != (head.0, page as u32) {

@@ -1,7 +1,5 @@
-//! The announced guard: `file.borrow(page, &reader)`.
-//!
-//! The borrow without a store to shared memory, and its fallback. The slots, the scan of them, and
-//! the argument why an announcement suffices are in `readers/mod.rs`.
+//! The announced guard: `file.borrow(page, &reader)`, without a store to shared memory, and its
+//! fallback. The argument why an announcement suffices is in `readers/mod.rs`.
 //!
 //! # A borrow, step by step
 //!
@@ -11,12 +9,10 @@
 //! 4. the light fence;
 //! 5. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
-//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice.
-//!
-//! No step waits, and a hit stores only to memory of the thread's own. If a step fails, the slot is
-//! cleared and the page is held by a reference instead. Then 2 to 5 are tried again under that
-//! reference, which is given back if they succeed. If no slot is free the guard keeps the
-//! reference.
+//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice. If a
+//! step fails, the slot is cleared and the page is held by a reference instead. Then 2 to 5 are tried
+//! again under that reference, which is given back if they succeed. If no slot is free the guard keeps
+//! the reference.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -25,10 +21,10 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
-use super::admit::{self, MayWait, admit};
+use super::admit::{self, admit};
 use super::reader::{FreeSlots, GuardState, Reader, ShownPage};
 use super::view::{self, PageView};
-use crate::access::found::{AnyPage, Found, ReadaheadMark, Want, WholePage};
+use crate::access::found::{AnyPage, Found, MayWait, ReadaheadMark, Want, WholePage, filled};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Ordering};
@@ -67,23 +63,18 @@ pub struct Borrowed<'f, 'r> {
 }
 
 impl Handle {
-    /// The page number `page`, announced in a slot of `reader`.
-    ///
-    /// Inlined into the program is a hit in the reader's first slot without a fence; the rest is a
-    /// call.
+    /// The page number `page`, announced in a slot of `reader`. Inlined into the program is a hit in
+    /// the reader's first slot without a fence; the rest is a call.
     #[inline(always)]
     pub(crate) fn borrow<'f, 'r>(
         &'f self,
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
-        if reader.is_unfenced_of(self.readers_address)
-            && let Some(free) = reader.first_slot()
-            && announce::<false, _>(self, page, WholePage, free, reader)
-        {
-            return Ok(Borrowed::of(free.1, self));
+        match self.borrow_quickly(page, reader) {
+            Some(borrowed) => Ok(borrowed),
+            None => self.borrow_waiting(page, reader),
         }
-        self.borrow_otherwise(page, reader)
     }
 
     /// As [`borrow`](Self::borrow), but only if the page is cached at this moment.
@@ -93,13 +84,27 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Option<Borrowed<'f, 'r>>> {
-        if reader.is_unfenced_of(self.readers_address)
+        match self.borrow_quickly(page, reader) {
+            Some(borrowed) => Ok(Some(borrowed)),
+            None => self.borrow_otherwise(page, reader, MayWait::Never),
+        }
+    }
+
+    #[inline(always)]
+    fn borrow_quickly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Option<Borrowed<'f, 'r>> {
+        if self.needs_no_fence(reader)
             && let Some(free) = reader.first_slot()
             && announce::<false, _>(self, page, WholePage, free, reader)
         {
-            return Ok(Some(Borrowed::of(free.1, self)));
+            return Some(Borrowed::of(free.1, self));
         }
-        self.try_borrow_otherwise(page, reader)
+        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn borrow_waiting<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
+        self.borrow_otherwise(page, reader, MayWait::Yes).map(filled)
     }
 
     /// Any page, in any slot, with or without a fence; by the slow path if that fails.
@@ -109,37 +114,13 @@ impl Handle {
         &'f self,
         page: u64,
         reader: &'r Reader,
-    ) -> Result<Borrowed<'f, 'r>> {
-        self.check_reader(reader)?;
-        match self.borrow_at_once(page, reader) {
-            Some(borrowed) => Ok(borrowed),
-            None => self.borrow_slowly(page, reader),
-        }
-    }
-
-    /// As [`borrow_otherwise`](Self::borrow_otherwise), without fills.
-    #[cold]
-    #[inline(never)]
-    fn try_borrow_otherwise<'f, 'r>(
-        &'f self,
-        page: u64,
-        reader: &'r Reader,
+        wait: MayWait,
     ) -> Result<Option<Borrowed<'f, 'r>>> {
         self.check_reader(reader)?;
-        if let Some(borrowed) = self.borrow_at_once(page, reader) {
-            return Ok(Some(borrowed));
+        match self.borrow_at_once(page, reader) {
+            Some(borrowed) => Ok(Some(borrowed)),
+            None => self.borrow_slowly(page, reader, wait),
         }
-        let borrowed = self.held_now(page, (ReadaheadMark::Meet, false), |held| {
-            if let Some(borrowed) = self.borrow_held(page, reader, &held) {
-                return Some(Ok(borrowed));
-            }
-            let held = admit(self, held, page, MayWait::Never).transpose()?;
-            held.map(|held| self.borrow_counted(page, held)).transpose()
-        });
-        if borrowed.is_none() {
-            self.check_page(page)?;
-        }
-        borrowed.transpose()
     }
 
     /// The hit alone, of a reader of this cache.
@@ -149,13 +130,7 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Option<Borrowed<'f, 'r>> {
-        if self.needs_no_fence(reader)
-            && let Some(free) = reader.first_slot()
-            && announce::<false, _>(self, page, WholePage, free, reader)
-        {
-            return Some(Borrowed::of(free.1, self));
-        }
-        self.borrow_at_once(page, reader)
+        self.borrow_quickly(page, reader).or_else(|| self.borrow_at_once(page, reader))
     }
 
     /// Whether a borrow of `reader` has no fence. Then it is one of this cache's.
@@ -175,22 +150,11 @@ impl Handle {
         free: &mut FreeSlots<'r>,
     ) -> Option<Borrowed<'f, 'r>> {
         let free = free.next()?;
-        let early = mutant::on(Mutant::BatchFencedFirst);
-        if early {
-            reader.light_fence::<false>();
-        }
-        if !announced(found, free.0) {
-            return None;
-        }
-        if !early {
-            reader.light_fence::<false>();
-        }
-        confirmed::<false>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+        announce_found::<false>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// Steps 3 to 5 for the `pages` of a block as they were `found`, in `free` slots of the reader,
-    /// with one fence: the guards, in order, to the end of `guards`; `left` gets the numbers of the
-    /// pages for which a step failed, or that found no free slot.
+    /// Steps 3 to 5 for the `pages` of a block as they were `found`, with one fence: the guards, in
+    /// order, to the end of `guards`; `left` gets the numbers of the pages of which there is none.
     #[inline(always)]
     pub(crate) fn borrow_all_found<'f, 'r, const N: usize>(
         &'f self,
@@ -224,14 +188,14 @@ impl Handle {
         }
     }
 
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if it is another cache's: threads that freeze scan the readers
+    /// Error: [`ErrorKind::Invalid`] if it is another cache's: threads that freeze scan the readers
     /// of their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
         if reader.is_of(&self.core.readers) {
             return Ok(());
         }
-        Err(Cause::ForeignReader { path: self.mapping.path.clone() }.into())
+        let path = self.mapping.path.clone();
+        Err(Cause::Foreign { what: "borrow from", whose: "reader", path }.into())
     }
 
     /// Steps 1 to 5 in any slot. `None` if a step fails.
@@ -244,31 +208,26 @@ impl Handle {
         announce::<true, _>(self, page, AnyPage, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// By a reference, with fills, readahead and errors.
+    /// By a reference. `None` if the page is absent and the caller may not wait.
     #[cold]
     #[inline(never)]
     pub(crate) fn borrow_slowly<'f, 'r>(
         &'f self,
         page: u64,
         reader: &'r Reader,
-    ) -> Result<Borrowed<'f, 'r>> {
-        self.held(
-            page,
-            (ReadaheadMark::Meet, false),
-            || self.get_missing(page),
-            |held| {
-                if let Some(borrowed) = self.borrow_held(page, reader, &held) {
-                    return Ok(Some(borrowed));
-                }
-                let Some(held) = admit(self, held, page, MayWait::Briefly)? else {
-                    return Ok(None);
-                };
-                match self.borrow_counted(page, held) {
-                    Some(borrowed) => Ok(Some(borrowed)),
-                    None => self.check_page(page).map(|()| None),
-                }
-            },
-        )
+        wait: MayWait,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        let missing = || self.get_missing(page, wait);
+        self.held(page, (ReadaheadMark::Meet, false), missing, |held| {
+            if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                return Ok(Some(borrowed));
+            }
+            let Some(held) = admit(self, held, page, wait)? else { return Ok(None) };
+            match self.borrow_counted(page, held) {
+                Some(borrowed) => Ok(Some(borrowed)),
+                None => self.check_page(page).map(|()| None),
+            }
+        })
     }
 
     /// Announces the page of a folio that is held and was up to date. `None` if that fails.
@@ -295,9 +254,8 @@ impl Handle {
     }
 }
 
-/// Steps 1 to 5, or 3 to 5 if the slot showed this page last. `ANY` allows fences and partial
-/// pages; without it there is no fence and `want` must be whole pages. True if the state now shows
-/// the page.
+/// Steps 1 to 5, or 3 to 5 if the slot showed this page last; true if the state now shows the page.
+/// `ANY` allows fences and partial pages; without it `want` must be whole pages.
 #[inline(always)]
 fn announce<const ANY: bool, W: Want>(
     handle: &Handle,
@@ -345,10 +303,16 @@ fn announce_found<const ANY: bool>(
     free: (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {
+    let early = mutant::on(Mutant::BatchFencedFirst);
+    if early {
+        reader.light_fence::<ANY>();
+    }
     if !announced(found, free.0) {
         return false;
     }
-    reader.light_fence::<ANY>();
+    if !early {
+        reader.light_fence::<ANY>();
+    }
     confirmed::<ANY>(page, found, free, reader)
 }
 
@@ -451,9 +415,8 @@ impl<'f, 'r> Borrowed<'f, 'r> {
             // SAFETY: as in `drop`.
             unsafe { slot.as_ref() }.store(0, Ordering::Release);
         }
-        // Frozen: another thread froze the folio and has not scanned the slots yet. It holds the
-        // mutex from before the freeze until it has thawed the folio, so under the mutex it is not
-        // frozen.
+        // Frozen: another thread has not scanned the slots yet. It holds the mutex from before the
+        // freeze until it has thawed the folio, so under the mutex it is not frozen.
         let got = count.try_get(1);
         if got.is_err() {
             self.handle().core.check_owner()?;
@@ -487,7 +450,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         self.view().is_current()
     }
 
-    /// Takes `self` by value: a guard whose address is never taken stays in a register.
+    /// By the pointer: a guard whose address is never taken stays in a register.
     #[cold]
     #[inline(never)]
     fn drop_counted(state: NonNull<GuardState>) {

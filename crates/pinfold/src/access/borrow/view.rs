@@ -1,7 +1,5 @@
-//! What a guard shows: the bytes of one page, and of the folio around it.
-//!
-//! Computes which bytes these are, clipped at the end of the file. Each kind of guard has its own
-//! argument why they stay.
+//! What a guard shows: the bytes of one page, and of the folio around it. Each kind of guard has its
+//! own argument why they stay.
 
 use std::ptr::NonNull;
 
@@ -24,9 +22,8 @@ pub(crate) struct PageView {
 }
 
 impl PageView {
-    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes`
-    /// bytes of the file; valid while the folio's version is unchanged. `None`: the page is beyond
-    /// the end.
+    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes` bytes
+    /// of the file; valid while the folio's version is unchanged. `None`: it is beyond the end.
     ///
     /// # Safety
     /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.
@@ -53,20 +50,17 @@ impl PageView {
         PageView { frame: frame.into(), bytes, page_bytes }
     }
 
-    /// The folio's entry.
     #[inline(always)]
     pub(crate) fn frame(&self) -> &Frame {
         // SAFETY: see the invariants; entries change only through their atomics.
         unsafe { self.frame.as_ref() }
     }
 
-    /// The page's address.
     #[inline(always)]
     pub(crate) fn address(&self) -> *const u8 {
         self.bytes.as_ptr()
     }
 
-    /// How many bytes of the page belong to the file.
     #[inline(always)]
     pub(crate) fn page_bytes(&self) -> usize {
         self.page_bytes

@@ -1,16 +1,13 @@
-//! Many pages by one future: [`GetMany`].
+//! Many pages by one future: [`GetMany`], which is a future for each of its pages that was not cached.
 //!
-//! It is a future for each of its pages that was not cached. Before it begins any, it has a claim
-//! to all of its pages, those that were cached too, until it returns: so the guards of all batches
-//! that wait come to no more than claims may. Without a claim it queues, and holds nothing. What is
-//! absent it begins together before the first poll (`many/misses.rs`). Each part then follows its
-//! page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as if
-//! it were new: what it has read is probably still cached when its turn comes. A batch that is too
-//! large for that, and so runs alone in its file, waits with its guards. So does one that found no
-//! memory many times, as others may hold all but too little for it; but only one in a cache at a
-//! time, the keeper (`pressure/queue.rs`). Others that found none as often wait for its end,
-//! without guards. If it is woken and not polled for a while, one of them is the keeper instead.
-//! Once it is polled, it steps back as the others do.
+//! Before it begins any, it has a claim to all of its pages, cached or not, until it returns: so the
+//! guards of all batches that wait come to no more than claims may. Without a claim it queues, and
+//! holds nothing. What is absent it begins together (`many/misses.rs`); then each part follows its
+//! page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as if it
+//! were new: what it has read is probably still cached when its turn comes. A batch that is too large
+//! for that, and so runs alone in its file, waits with its guards. So does the keeper
+//! (`pressure/queue.rs`): one that found no memory many times, as others may hold all but too little
+//! for it. Others that found none as often wait for its end, without guards.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -27,8 +24,8 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::{Claim, Keeps, Refused, Turn};
 use crate::pages::reclaim::{self, Patience};
 
-/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has
-/// returned, it gets the pages once more.
+/// [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned, it gets the
+/// pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct GetMany<'f> {
     handle: &'f Handle,
@@ -47,7 +44,7 @@ pub(crate) struct GetMany<'f> {
     patience: Option<Patience>,
     /// How often it has begun and found no memory.
     retreats: u32,
-    /// It is the one that may wait for memory with its guards, or was until it was passed over.
+    /// It is the keeper, or was until it was passed over.
     keeps: Option<Keeps>,
 }
 
@@ -144,8 +141,8 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// Claims all its pages. If it has found no memory too often, it may keep its guards from now
-    /// on, and has to wait while another one does. Also with the progress seen.
+    /// Claims all its pages. If it has found no memory too often, it has to be the keeper. Also with the
+    /// progress seen.
     fn claim(&mut self, pages: u32) -> (std::result::Result<Claim, Refused>, u64) {
         let Handle { core, mapping, .. } = self.handle;
         let file = (mapping.id, &mapping.on_its_way);
@@ -172,11 +169,8 @@ impl<'f> GetMany<'f> {
     }
 
     /// If a part found no memory: drops all guards, gives up the claim, and queues. A batch that
-    /// waits for memory while it holds some could wait for another such batch. One that may only
-    /// run alone keeps its guards, and so does one that has found none too often.
-    ///
-    /// # Errors
-    /// It had no page, and its patience is over.
+    /// waits for memory while it holds some could wait for another such batch.
+    /// Error: it had no page, and its patience is over.
     fn step_back(&mut self, waker: &Waker) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
         let pages = self.claimed.pages();
@@ -193,7 +187,7 @@ impl<'f> GetMany<'f> {
             self.keep_no_guards(); // it waits for reads alone, perhaps of a source that hangs
             return Ok(());
         };
-        // If it was passed over, the one that keeps guards now may wait for what this one has.
+        // If it was passed over, the keeper may wait for what this one has.
         let keeps_still = |keeps: &Keeps| core.pressure.keeps_guards(keeps, mapping.id, turn);
         self.keeps = self.keeps.take().filter(keeps_still);
         if self.keeps.is_some() {
@@ -264,7 +258,6 @@ impl<'f> GetMany<'f> {
         self.keep_no_guards();
     }
 
-    /// It does not wait for memory with its guards, or not any more.
     fn keep_no_guards(&mut self) {
         if let Some(keeps) = self.keeps.take() {
             self.handle.core.pressure.keeps_no_guards(&keeps);
@@ -306,9 +299,9 @@ impl<'f> GetMany<'f> {
         Ok(())
     }
 
-    /// Looks at the first part that is missing. That one has the waker: to be woken for each page
-    /// would be in vain, as all are wanted. Then begins those that have not begun, until one
-    /// queues. That one has the waker, too, and is looked at each time: others queue behind it.
+    /// Looks at the first part that is missing, which alone has the waker, as all are wanted. Then
+    /// begins those that have not begun, until one queues. That one has the waker, too, and is looked
+    /// at each time: others queue behind it.
     fn poll_parts(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let (mut all, mut at) = (true, self.there);
         // Ends: each turn looks at a later part.
@@ -347,17 +340,14 @@ impl<'f> GetMany<'f> {
     }
 }
 
-// The handle is left out, as all of the cache is behind it.
 impl std::fmt::Debug for GetMany<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let GetMany { pages, there, turn, retreats, keeps, .. } = self;
+        let GetMany { pages, there, retreats, .. } = self;
         f.debug_struct("GetMany")
             .field("pages", &pages.len())
             .field("there", there)
-            .field("queues", &turn.is_some())
             .field("retreats", retreats)
-            .field("keeps", &keeps.is_some())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

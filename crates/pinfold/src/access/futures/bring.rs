@@ -1,9 +1,6 @@
-//! Bringing one page for a future: looks for it, begins to read it, and waits for that without a
-//! thread.
-//!
-//! A future finds its page as the blocking ways in do. If the page is on its way, it leaves its
-//! waker with the folio (`wait`). If there is no memory, it queues (`pressure`). It starts fills by
-//! requests (`fill::begin`), which the ring carries out, or the workers.
+//! Bringing one page for a future, as the blocking ways in do, without a thread that waits. If the
+//! page is on its way, the future leaves its waker with the folio (`wait`). If there is no memory, it
+//! queues (`pressure`). It starts fills by requests (`fill::begin`).
 //!
 //! | state | holds | ends when |
 //! |---|---|---|
@@ -17,11 +14,12 @@
 
 use std::task::{Poll, Waker};
 
+use crate::access::found::ReadaheadMark;
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Ticket;
 use crate::error::{Cause, Error, Result};
-use crate::frames::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::frames::{Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
 use crate::pages::fill::{self, Begun, WantedPages};
 use crate::pages::handle::Handle;
@@ -112,7 +110,7 @@ impl<'f> Bring<'f> {
                         return Poll::Pending;
                     }
                     match fill::arrived(core, held) {
-                        Ok(Some(held)) => return Poll::Ready(Ok(self.meet_mark(held))),
+                        Ok(Some(held)) => return Poll::Ready(Ok(self.met(held))),
                         Ok(None) => {}
                         Err(error) => {
                             self.plan = Some(self.wanted.alone(handle, &error).ok_or(error)?);
@@ -131,7 +129,7 @@ impl<'f> Bring<'f> {
             let held = match held {
                 Some(held) if first && !held.frame().is_changing() => {
                     core.counters.count(Event::CountedHit);
-                    return Poll::Ready(Ok(self.meet_mark(held)));
+                    return Poll::Ready(Ok(self.met(held)));
                 }
                 held => held,
             };
@@ -197,8 +195,8 @@ impl<'f> Bring<'f> {
         (claimed.map(|claim| self.claimed = claim), seen)
     }
 
-    /// For a part of a batch, after the submission of all that was absent: follows its page, if
-    /// that is there or on its way now. If not, it begins by itself when it is polled.
+    /// For a part of a batch, after what was absent was submitted: follows its page, if that is there
+    /// or on its way. If not, it begins by itself when it is polled.
     pub(super) fn follow(&mut self) {
         // What its batch has read is no hit.
         self.missed = true;
@@ -258,10 +256,8 @@ impl<'f> Bring<'f> {
         shortage.of_future(&handle.core, (&handle.mapping, self.page), why)
     }
 
-    fn meet_mark(&self, held: Held<'f>) -> Held<'f> {
-        if held.frame().flags().contains(Flags::READAHEAD) {
-            fill::read_further(self.handle, &held);
-        }
+    fn met(&self, held: Held<'f>) -> Held<'f> {
+        self.handle.meet(ReadaheadMark::Meet, &held);
         held
     }
 }
@@ -275,20 +271,8 @@ impl Drop for Bring<'_> {
     }
 }
 
-impl std::fmt::Debug for Bring<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let waits_for = match &self.wait {
-            BringWait::Look => "nothing",
-            BringWait::Arrival(..) => "a read",
-            BringWait::Turn => "its turn",
-        };
-        f.debug_struct("Bring").field("page", &self.page).field("waits_for", &waits_for).finish()
-    }
-}
-
 /// What a future has once it has to bring a page. Boxed: a future that is ready at once is small,
 /// and its end is a comparison.
-#[derive(Debug)]
 pub(super) struct LazyBring<'f>(pub(super) Option<Box<Bring<'f>>>);
 
 impl Drop for LazyBring<'_> {

@@ -1,6 +1,4 @@
-//! The futures of [`File::read_at_async`](crate::File::read_at_async),
-//! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). What
-//! programs may rely on is told on the crate's front page, "Futures".
+//! Futures of reads and pages. What programs may rely on is told on the crate's front page, "Futures".
 //!
 //! | file | subject |
 //! |---|---|
@@ -10,11 +8,9 @@
 //! | `room.rs` | waiting for memory for a copy |
 //! | `set.rs` | futures that one thread waits for by one eventfd |
 //!
-//! Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
-//! any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
-//! it began goes on. Its result ends it in the same way, whether it is dropped then or not.
-//!
-//! In a forked child a future takes no lock: the threads that held them are not there.
+//! Each poll goes on until it has the page, an error, or has left its waker. A future that ends, or is
+//! dropped in any state, takes its waker, its turn and its claim back, and gives up its reference; a
+//! fill that it began goes on. In a forked child it takes no lock.
 
 mod batch;
 mod bring;
@@ -24,12 +20,11 @@ mod set;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-use std::num::NonZero;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use crate::access::borrow::{self, FolioRef};
-use crate::base::counters::Event;
+use crate::access::found::MayWait;
 use crate::error::Result;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
@@ -40,8 +35,8 @@ use bring::{Bring, BringWait, LazyBring};
 pub(crate) use room::copy_memory;
 pub(crate) use set::{Ready, Set};
 
-/// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
-/// gets the page once more.
+/// [`File::get_async`](crate::File::get_async). Polled after it has returned, it gets the page once
+/// more.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Get<'f> {
     handle: &'f Handle,
@@ -75,8 +70,8 @@ impl<'f> Get<'f> {
         self.poll_slowly(waker)
     }
 
-    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is
-    /// woken when the page is there. When its turn comes, `waker` is woken all the same.
+    /// For who polls it again before it relies on the waker: nobody is woken when the page is there.
+    /// When its turn comes, `waker` is woken all the same.
     fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
         if !matches!(self.wait(), BringWait::Turn) {
             let polled = self.poll_with(Waker::noop());
@@ -103,7 +98,7 @@ impl<'f> Get<'f> {
         loop {
             handle.check_page(page)?;
             let held = ready!(self.bring().poll(waker))?;
-            let held = borrow::admit(handle, held, page, borrow::MayWait::Never)?;
+            let held = borrow::admit(handle, held, page, MayWait::Never)?;
             if let Some(held) = held
                 && let Some(folio) = FolioRef::of(handle, held, page)
             {
@@ -123,8 +118,8 @@ impl<'f> Future for Get<'f> {
     }
 }
 
-/// The folio of `page`, up to date and held: what [`fill::get`](crate::pages::fill::get) gives to a thread.
-/// With `alone`, nothing but the page is read.
+/// The folio of `page`, up to date and held, as [`fill::get`](crate::pages::fill::get). With `alone`,
+/// nothing but the page is read.
 #[cfg(feature = "map")]
 pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, PAGE_BYTES);
@@ -134,15 +129,15 @@ pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// The folio of `page`, of which `bytes` bytes are wanted from its start on; the same.
+/// The folio of `page`, of which `bytes` bytes are wanted from its start on.
 #[cfg(not(loom))]
 pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, bytes);
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// The future of [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned,
-/// it returns the same count, or tries again what failed.
+/// [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned, it returns the
+/// same count, or tries again what failed.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,
@@ -192,15 +187,11 @@ impl Future for Read<'_, '_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if !std::mem::replace(&mut this.polled, true) {
-            match NonZero::new(this.buf.len()) {
-                Some(bytes) => this.handle.counters().shard().count_read(bytes),
-                None => this.handle.counters().count(Event::EmptyRead),
-            }
-            if !this.buf.is_empty() && this.handle.short(this.buf, this.offset) {
-                this.done = this.buf.len();
-                return Poll::Ready(Ok(this.done));
-            }
+        if !std::mem::replace(&mut this.polled, true)
+            && this.handle.read_shortly(this.buf, this.offset)
+        {
+            this.done = this.buf.len();
+            return Poll::Ready(Ok(this.done));
         }
         this.poll_slowly(context.waker())
     }
@@ -209,17 +200,13 @@ impl Future for Read<'_, '_> {
 // The handle is left out, as all of the cache is behind it.
 impl std::fmt::Debug for Get<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Get").field("page", &self.page).field("bring", &self.bring).finish()
+        f.debug_struct("Get").field("page", &self.page).finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for Read<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Read")
-            .field("offset", &self.offset)
-            .field("bytes", &self.buf.len())
-            .field("done", &self.done)
-            .field("bring", &self.bring)
-            .finish()
+        let Read { offset, done, .. } = self;
+        f.debug_struct("Read").field("offset", offset).field("done", done).finish_non_exhaustive()
     }
 }

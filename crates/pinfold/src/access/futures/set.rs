@@ -1,17 +1,11 @@
 //! Futures that one thread waits for, behind an eventfd that is readable while one of them may have
 //! ended.
 //!
-//! # How it works
-//!
-//! Each future is polled when it is begun. Its waker puts its key into `WokenKeys`. The thread takes
-//! what has ended: it polls the futures whose keys are there.
-//!
-//! The eventfd is written and read under the mutex of `WokenKeys` alone, and `raised` says whether it
-//! was written. It is raised by whoever adds the first key, or says that there is something to take
-//! besides, and lowered when the thread has found nothing any more. So it is readable exactly as
-//! long as there may be something to take, and a thread that waits for it misses nothing.
-//!
-//! A key is never used again. What wakes a future that has ended, or was given up, finds none.
+//! A future's waker puts its key into `WokenKeys`, and the thread polls the futures whose keys are
+//! there. The eventfd is written and read under the mutex of `WokenKeys` alone: raised by whoever adds
+//! the first key, or has something else to be taken, and lowered when the thread has found nothing any
+//! more. So a thread that waits for it misses nothing. A key is never used again: what wakes a future
+//! that has ended finds none.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -116,7 +110,7 @@ impl AsFd for Ready {
     }
 }
 
-/// What those who wake and the thread share. It can be made for a thread that does not run yet.
+/// What those who wake and the thread share; it can be made before the thread runs.
 pub(crate) struct Ready {
     woken: Mutex<WokenKeys>,
     event: OwnedFd,
@@ -131,13 +125,11 @@ struct WokenKeys {
 }
 
 impl Ready {
-    /// # Errors
-    /// [`ErrorKind::System`].
+    /// Error: [`ErrorKind::System`].
     pub(crate) fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
-        let owner =
-            OwnerProcess::here().map_err(|cause| Cause::ForkHandler { cause: Arc::new(cause) })?;
+        let event = event.map_err(|why| Cause::eventfd(why.into()))?;
+        let owner = OwnerProcess::here().map_err(Cause::fork_handler)?;
         let woken = Mutex::new(WokenKeys { keys: VecDeque::new(), raised: false });
         Ok(Ready { woken, event, owner })
     }

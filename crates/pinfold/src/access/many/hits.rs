@@ -1,23 +1,16 @@
-//! Hits of a batch: passes over blocks of pages, so that the processor fetches for all of a block at
-//! a time what it would fetch for one page after another.
-//!
-//! # The passes
+//! Hits of a batch, in two passes over blocks of pages, so that the processor fetches for all of a
+//! block at a time what it would fetch for one page after another:
 //!
 //! 1. look up where each page's folio is (a hint), and ask for the folio's entry; a read asks for
 //!    its bytes, too, where they probably are;
-//! 2. do what a single hit does with that hint: check the folio's version and identity, copy, count
-//!    or announce, and compare the version again.
+//! 2. do what a single hit does with that hint, by the same functions (`found.rs`, `read.rs`,
+//!    `borrow/`).
 //!
-//! A guard's bytes are not asked for: nobody knows yet which of them the program will look at. It
-//! looks at all pages of the batch afterwards, which then are waited for together.
-//!
-//! By the same functions as the single call (`found.rs`, `read.rs`, `borrow/`); only the order is
-//! another. That changes nothing for a page: whatever the single call may meet between two of its
-//! steps, may happen between two passes. A page for which a step fails is tried once more by the
-//! single call, which says why if it fails there, too.
-//!
-//! What the first pass leaves for the second is the hint alone: to find the entry once more takes
-//! fewer instructions than to keep what else was found.
+//! Only the order is another: whatever the single call may meet between two of its steps, may happen
+//! between two passes. A page for which a step fails is tried once more by the single call, which says
+//! why if it fails there, too. The first pass leaves the hint alone: to find the entry once more takes
+//! fewer instructions than to keep what else was found. A guard's bytes are not asked for: nobody knows
+//! yet which of them the program will look at.
 //!
 //! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
 //! size of a block.
@@ -25,9 +18,9 @@
 use std::num::NonZero;
 
 use crate::access::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
-use crate::access::found::{AnyPage, HoldablePage, Want, WholePage};
+use crate::access::found::{AnyPage, HoldablePage, WholePage};
 use crate::base::counters::Event;
-use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
+use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::pages::handle::Handle;
 
 use super::read_at::ReadAt;
@@ -36,20 +29,11 @@ use crate::access::read::BytesWanted;
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
 
-/// What is wanted, without a count of what is not found: the single call is tried then.
-#[derive(Clone, Copy)]
-struct Uncounted<W>(W);
-
-impl<W: Want> Want for Uncounted<W> {
-    #[inline(always)]
-    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
-        self.0.readable(frame)
-    }
-
-    #[inline(always)]
-    fn fits(self, at: u64, span: u64) -> bool {
-        self.0.fits(at, span)
-    }
+/// Out of line: what passes could not get, the single call tries.
+#[cold]
+#[inline(never)]
+fn alone<T>(call: impl FnOnce() -> T) -> T {
+    call()
 }
 
 impl Handle {
@@ -67,7 +51,7 @@ impl Handle {
             let bytes = read.buf.len();
             if bytes != length {
                 if bytes == 0 || bytes > self.short_max_bytes as usize {
-                    self.read_alone(read); // which is no short read, and counts why
+                    alone(|| self.read_one(read)); // which is no short read, and counts why
                     left(at);
                     continue;
                 }
@@ -76,9 +60,9 @@ impl Handle {
                 }
                 (length, row) = (bytes, 0);
             }
-            let Some(found) = self.look(head, read.offset, Uncounted(BytesWanted(bytes as u64)))
+            let Some(found) = self.look(head, read.offset, BytesWanted::<false>(bytes as u64))
             else {
-                if !self.read_alone(read) {
+                if !alone(|| self.read_one(read)) {
                     left(at);
                 }
                 continue;
@@ -117,22 +101,11 @@ impl Handle {
     /// A read by the single call's short path.
     #[inline(always)]
     pub(super) fn read_one(&self, read: &mut ReadAt<'_>) -> bool {
-        let Some(bytes) = NonZero::new(read.buf.len()) else {
-            self.counters().count(Event::EmptyRead);
-            return false;
-        };
-        self.counters().shard().count_read(bytes);
-        let short = self.short(read.buf, read.offset);
+        let short = self.read_shortly(read.buf, read.offset);
         if short {
-            read.result = Ok(bytes.get());
+            read.result = Ok(read.buf.len());
         }
         short
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn read_alone(&self, read: &mut ReadAt<'_>) -> bool {
-        self.read_one(read)
     }
 
     /// The pages of a block that can be held at once, in order, to the end of `guards`; `left` gets
@@ -142,37 +115,13 @@ impl Handle {
         &'a self,
         pages: &[u64],
         guards: &mut Vec<FolioRef<'a>>,
-        mut left: impl FnMut(usize),
+        left: impl FnMut(usize),
     ) {
         let heads = self.ask_for_entries(pages);
-        guards.reserve(pages.len());
-        let (room, mut made, mut alone) = (guards.spare_capacity_mut(), 0, 0);
-        for (at, (&page, &head)) in pages.iter().zip(&heads).enumerate() {
-            // Each guard is written to its place, which is known before there is a guard: otherwise
-            // the guard would pass through the stack.
-            let place = &mut room[made];
-            if let Some(found) = self.look(head, page << PAGE_SHIFT, Uncounted(HoldablePage))
-                && let Some(guard) = self.get_found(found)
-            {
-                place.write(guard);
-                made += 1;
-            } else if let Some(guard) = self.get_alone(page) {
-                place.write(guard);
-                (made, alone) = (made + 1, alone + 1);
-            } else {
-                left(at);
-            }
-        }
-        let len = guards.len() + made;
-        // SAFETY: the first `made` of the spare ones were written.
-        unsafe { guards.set_len(len) };
-        self.counters().add(Event::CountedHit, (made - alone) as u64);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn get_alone(&self, page: u64) -> Option<FolioRef<'_>> {
-        self.get_at_once(page)
+        let quick =
+            |page, head| self.get_found(self.look(head, page << PAGE_SHIFT, HoldablePage)?);
+        let made = guard_block(pages, &heads, guards, quick, |page| self.get_at_once(page), left);
+        self.counters().add(Event::CountedHit, made);
     }
 
     /// Borrows what is cached of a block of pages, in slots of `free`, which are of `reader`.
@@ -183,31 +132,18 @@ impl Handle {
         reader: &'r Reader,
         free: &mut FreeSlots<'r>,
         guards: &mut Vec<Borrowed<'f, 'r>>,
-        mut left: impl FnMut(usize),
+        left: impl FnMut(usize),
     ) {
         let heads = self.ask_for_entries(pages);
         if !self.needs_no_fence(reader) {
             return self.borrow_fenced(pages, &heads, reader, free, guards, left);
         }
-        guards.reserve(pages.len());
-        let (room, mut made) = (guards.spare_capacity_mut(), 0);
-        for (at, (&page, &head)) in pages.iter().zip(&heads).enumerate() {
-            let place = &mut room[made]; // as in `get_block`
-            if let Some(found) = self.look(head, page << PAGE_SHIFT, Uncounted(WholePage))
-                && let Some(guard) = self.borrow_found(page, found, reader, free)
-            {
-                place.write(guard);
-                made += 1;
-            } else if let Some(guard) = self.borrow_alone(page, reader) {
-                place.write(guard);
-                made += 1;
-            } else {
-                left(at);
-            }
-        }
-        let len = guards.len() + made;
-        // SAFETY: as in `get_block`.
-        unsafe { guards.set_len(len) };
+        let quick = |page, head| {
+            let found = self.look(head, page << PAGE_SHIFT, WholePage)?;
+            self.borrow_found(page, found, reader, free)
+        };
+        let single = |page| self.borrow_at_once(page, reader);
+        guard_block(pages, &heads, guards, quick, single, left);
     }
 
     /// The second pass of a reader that needs fences: one for the whole block, between the
@@ -225,15 +161,9 @@ impl Handle {
     ) {
         let mut found = [None; BLOCK];
         for ((&page, &head), found) in pages.iter().zip(heads).zip(&mut found) {
-            *found = self.look(head, page << PAGE_SHIFT, Uncounted(AnyPage));
+            *found = self.look(head, page << PAGE_SHIFT, AnyPage);
         }
         self.borrow_all_found(pages, &found, reader, free, guards, left);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn borrow_alone<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Option<Borrowed<'f, 'r>> {
-        self.borrow_at_once(page, reader)
     }
 
     /// Pass 1 for guards: the folios by the index, and their entries asked for.
@@ -246,4 +176,37 @@ impl Handle {
         }
         heads
     }
+}
+
+/// Pass 2 for guards: to the end of `guards`, in order; `left` gets the numbers of the pages of which
+/// there is none. `quick` takes a guard by the hint; returns how many it got.
+#[inline(always)]
+fn guard_block<G>(
+    pages: &[u64],
+    heads: &[FrameNumber; BLOCK],
+    guards: &mut Vec<G>,
+    mut quick: impl FnMut(u64, FrameNumber) -> Option<G>,
+    single: impl Fn(u64) -> Option<G>,
+    mut left: impl FnMut(usize),
+) -> u64 {
+    guards.reserve(pages.len());
+    let (room, mut made, mut by_single) = (guards.spare_capacity_mut(), 0, 0);
+    for (at, (&page, &head)) in pages.iter().zip(heads).enumerate() {
+        // Each guard is written to its place, which is known before there is a guard: otherwise the
+        // guard would pass through the stack.
+        let place = &mut room[made];
+        if let Some(guard) = quick(page, head) {
+            place.write(guard);
+            made += 1;
+        } else if let Some(guard) = alone(|| single(page)) {
+            place.write(guard);
+            (made, by_single) = (made + 1, by_single + 1);
+        } else {
+            left(at);
+        }
+    }
+    let len = guards.len() + made;
+    // SAFETY: the first `made` of the spare ones were written.
+    unsafe { guards.set_len(len) };
+    (made - by_single) as u64
 }

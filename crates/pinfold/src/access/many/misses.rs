@@ -1,9 +1,5 @@
-//! What is absent of many pages, begun to be read as one submission.
-//!
-//! Which pages are absent, memory for them, and their requests. How a fill goes on from there is
-//! `fill`'s.
-//!
-//! # Step by step
+//! What is absent of many pages, begun to be read as one submission: which pages, memory for them,
+//! and their requests. How a fill goes on from there is `fill`'s.
 //!
 //! 1. ask for each page whether its folio is there, cached or on its way, by a look-up that takes
 //!    no lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group
@@ -20,13 +16,8 @@
 //!    then, one by one, the requests that the engine did not take. Otherwise give up those
 //!    requests, which takes their folios out of the index again.
 //!
-//! A prefetch therefore costs about what its share of a single miss costs without the read: one
-//! allocation and one insert for each folio, and for all together one mutex and one submission.
-//! Pages that are there cost a look-up.
-//!
 //! Futures begin as threads do, but wait for no memory, read nothing themselves, and leave requests
 //! that the engine did not take to each future's own attempt.
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,8 +36,7 @@ use crate::pages::stream::Plan;
 /// The most groups of one submission.
 const GROUPS_MAX: usize = 64;
 
-/// The most pages of one submission, unless a single group has more: until it is given to the
-/// engine its memory is of no use to anyone.
+/// The most pages of one submission, unless a single group has more: until then its memory is idle.
 const PAGES_MAX: u64 = 4096;
 
 /// The most pages of a group of which a thread waits for a page.
@@ -99,11 +89,9 @@ impl<'a> Absent<'a> {
     }
 
     /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
-    /// could not be begun, or has failed. Returns where the errors of failed reads are, if there
-    /// was anything to read; some may still come.
-    ///
-    /// # Errors
-    /// As for [`fill::prepare`] of the first group, and
+    /// could not be begun, or has failed. Returns where the errors of failed reads are; some may
+    /// still come.
+    /// Error: as for [`fill::prepare`] of the first group, and
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
     pub(super) fn read(mut self) -> Result<Option<Arc<Failed>>> {
         if self.pages.is_empty() {
@@ -114,11 +102,11 @@ impl<'a> Absent<'a> {
         let failed = Arc::new(Failed::new());
         let groups = self.groups(WINDOW);
         // Step 2.
-        let (first, groups) = FirstGroup::of(handle, groups, &self.there, For::Thread)?;
-        let ahead = first.as_ref().map(|FirstGroup { plan, after, .. }| (*plan, *after));
-        let first = first.map(|FirstGroup { mut batch, missed, .. }| {
+        let (first, groups) = first_group(handle, groups, &self.there, For::Thread)?;
+        let ahead = first.as_ref().map(|(batch, plan)| (*plan, batch.end().unwrap_or_default()));
+        let first = first.map(|(mut batch, plan)| {
             batch.tell(&failed);
-            handle.core.counters.add(Event::Miss, missed);
+            handle.core.counters.add(Event::Miss, missed(&batch, plan));
             batch
         });
         // Steps 3 and 4.
@@ -167,11 +155,8 @@ impl<'a> Absent<'a> {
         Ok(Some(failed))
     }
 
-    /// Begins the reads for futures, of which each then waits for its page. Nothing waits here: what could
-    /// not be begun at once is left to them.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// Begins the reads for futures, of which each then waits for its page, or begins it by itself.
+    /// Error: [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub(crate) fn begin(mut self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());
@@ -179,10 +164,11 @@ impl<'a> Absent<'a> {
         let handle = self.handle;
         handle.core.check_owner()?;
         let groups = self.groups(WINDOW);
-        let (first, groups) = FirstGroup::of(handle, groups, &self.there, For::Future)?;
+        let (first, groups) = first_group(handle, groups, &self.there, For::Future)?;
         // Others are on all of them, or there is no memory.
-        let Some(FirstGroup { batch, plan, after, missed }) = first else { return Ok(()) };
-        let mut misses = vec![missed];
+        let Some((batch, plan)) = first else { return Ok(()) };
+        let after = batch.end().unwrap_or_default();
+        let mut misses = vec![missed(&batch, plan)];
         let mut requests = vec![batch.request().awaited()];
         let (mut left, mut all_misses) = (&groups[..], 0);
         // Ends: each turn is the last, or of the groups after some others.
@@ -211,46 +197,42 @@ impl<'a> Absent<'a> {
     }
 }
 
-/// What is on its way of the first group, and what to read ahead behind it.
-struct FirstGroup {
-    batch: FillBatch,
-    plan: Plan,
-    /// The page after the batch.
-    after: u64,
-    /// What a single miss would count: of a window, the rest was read ahead.
-    missed: u64,
+/// What is on its way of a first group, and how far to read ahead behind it.
+type FirstGroup = (FillBatch, Plan);
+
+/// Step 2: what is on its way of the first group, with the plan of what to read ahead behind it; and
+/// the groups that are left. `None` if others are on all of them; for a future also if there is no
+/// memory at once. `there`, in order, is about to be used.
+fn first_group(
+    handle: &Handle,
+    mut groups: Vec<Range<u64>>,
+    there: &[u64],
+    wanted: For,
+) -> Result<(Option<FirstGroup>, Vec<Range<u64>>)> {
+    let (mut begun, mut first) = (0, None);
+    // Ends: each turn makes the groups shorter, or is the last.
+    while first.is_none()
+        && let Some(Range { start, end }) = groups.get(begun).cloned()
+    {
+        let bytes = (end - start) as usize * PAGE_BYTES;
+        let plan = fill::plan(handle, start, bytes, there);
+        let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
+        let after = batch.end();
+        if after.is_none() && handle.mapping.index.lookup(start).is_none() {
+            break; // no memory
+        }
+        // Another thread was faster with its first page, or it has more than one read.
+        groups[begun].start = after.unwrap_or(start + 1).min(end);
+        begun += usize::from(groups[begun].is_empty());
+        first = after.map(|_| (batch, plan));
+    }
+    groups.drain(..begun);
+    Ok((first, groups))
 }
 
-impl FirstGroup {
-    /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
-    /// if there is no memory at once. `there`, in order, is about to be used.
-    fn of(
-        handle: &Handle,
-        mut groups: Vec<Range<u64>>,
-        there: &[u64],
-        wanted: For,
-    ) -> Result<(Option<Self>, Vec<Range<u64>>)> {
-        let mut begun = 0;
-        // Ends: each turn makes the groups shorter, or is the last.
-        while let Some(Range { start, end }) = groups.get(begun).cloned() {
-            let bytes = (end - start) as usize * PAGE_BYTES;
-            let plan = fill::plan(handle, start, bytes, there);
-            let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
-            let after = batch.end();
-            if after.is_none() && handle.mapping.index.lookup(start).is_none() {
-                break; // no memory
-            }
-            // Another thread was faster with its first page, or it has more than one read.
-            groups[begun].start = after.unwrap_or(start + 1).min(end);
-            begun += usize::from(groups[begun].is_empty());
-            let Some(after) = after else { continue };
-            let missed = if plan.mark { 1 } else { batch.folios() as u64 };
-            groups.drain(..begun);
-            return Ok((Some(FirstGroup { batch, plan, after, missed }), groups));
-        }
-        groups.drain(..begun);
-        Ok((None, groups))
-    }
+/// What a single miss would count: of a window, the rest was read ahead.
+fn missed(batch: &FillBatch, plan: Plan) -> u64 {
+    if plan.mark { 1 } else { batch.folios() as u64 }
 }
 
 /// How many folios they have.
@@ -270,9 +252,7 @@ fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
 }
 
 /// Begins to read those of `pages` that are absent. Nobody waits for them.
-///
-/// # Errors
-/// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+/// Error: [`ErrorKind::Forked`](crate::ErrorKind::Forked).
 pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     handle.core.check_owner()?;
     let mut absent = Absent::new(handle);
@@ -323,29 +303,23 @@ fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
     &groups[..groups.iter().take(GROUPS_MAX).take_while(fits).count()]
 }
 
-/// Begins to read all groups. False if it could not.
-fn start_all(handle: &Handle, groups: &[Range<u64>]) -> bool {
-    let mut left = groups;
+/// Steps 3 to 6 for all groups, where nobody waits. False if memory or the engine had no more to give.
+fn start_all(handle: &Handle, mut groups: &[Range<u64>]) -> bool {
     // Ends: a submission has at least one group.
-    while !left.is_empty() {
-        let (now, later) = left.split_at(submission(left).len());
-        if !start(handle, now) {
+    while !groups.is_empty() {
+        let (now, later) = groups.split_at(submission(groups).len());
+        let (batches, whole) = prepare(handle, now, For::Nobody);
+        handle.core.counters.add(Event::Readahead, folios(&batches));
+        let mut requests = batches.into_iter().map(FillBatch::request).collect();
+        handle.mapping.backing.submit(&mut requests);
+        let taken = requests.is_empty();
+        fill::give_up(requests);
+        if !taken || !whole {
             return false;
         }
-        left = later;
+        groups = later;
     }
     true
-}
-
-/// Steps 3 to 6, where no thread waits. False if memory or the engine had no more to give.
-fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
-    let (batches, whole) = prepare(handle, groups, For::Nobody);
-    handle.core.counters.add(Event::Readahead, folios(&batches));
-    let mut requests = batches.into_iter().map(FillBatch::request).collect();
-    handle.mapping.backing.submit(&mut requests);
-    let taken = requests.is_empty();
-    fill::give_up(requests);
-    taken && whole
 }
 
 /// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may, or

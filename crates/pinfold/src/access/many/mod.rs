@@ -1,8 +1,5 @@
 //! Many pages at once: reads, guards and prefetches of pages that need not be neighbours.
 //!
-//! What one page at a time waits for, memory or the source, many wait for at the same time. Here:
-//! the public calls, and what they share.
-//!
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
@@ -13,31 +10,25 @@
 //! # A batch, step by step
 //!
 //! 1. the two passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries gains
-//!    nothing by them, and tries one after the other. They get what a single call gets without its
-//!    slow path. What they do not get is *left*: absent, on its way, or cached and in need of the
-//!    slow path;
+//!    nothing by them, and tries one after the other. What they do not get is *left*: absent, on its
+//!    way, or cached and in need of the slow path;
 //! 2. of what is left, [`AT_ONCE`] entries at a time: begin to read all that is absent, in one
 //!    submission (`misses.rs`); a page that is wanted twice is read once;
 //! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
 //!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
-//!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
-//!    how far 2 has got, but for reads that failed in 2. Their error is the entry's, and they are
-//!    not repeated. But an entry is tried nevertheless if that read had more pages than it wants
-//!    (`fill/alone.rs`);
+//!    begun in 2. So nothing depends on how far 2 has got, but for reads that failed there: their
+//!    error is the entry's, unless that read had more pages than it wants (`fill/alone.rs`);
 //! 4. put both parts together, in the order of the batch.
 //!
 //! # Why batches do not wait for one another
 //!
 //! A folio on its way keeps others waiting, so the thread that has put it there must wait for
-//! nothing but its read. In 2 the first group of pages may wait for memory, when nothing of this
-//! batch is on its way; the others take what memory there is at once. After that the thread gives
-//! its requests to the engine, and reads by itself what the engine does not take, before it waits
-//! for anybody (3).
+//! nothing but its read. In 2 only the first group of pages may wait for memory, when nothing of this
+//! batch is on its way. After that the thread gives its requests to the engine, and reads by itself
+//! what the engine does not take, before it waits for anybody (3).
 //!
-//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read,
-//! as a program's own guards do. Two batches that together want more than there is may both run out
-//! of patience (`reclaim`), and fail: then all their guards are dropped. `read_many` holds nothing
-//! from one entry to the next.
+//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read, as
+//! a program's own guards do: two batches that together want more than there is may both fail.
 
 mod hits;
 mod misses;
@@ -46,6 +37,7 @@ mod read_at;
 use std::ops::Range;
 
 use crate::access::borrow::{Borrowed, FolioRef, Reader};
+use crate::access::found::{MayWait, filled};
 use crate::base::sizes::BATCH_MIN;
 use crate::error::{Cause, Error, Result};
 use crate::frames::PAGE_SHIFT;
@@ -98,7 +90,7 @@ impl Handle {
                 let result = match &refused {
                     None => self.copy_left(read, miss, failed.as_deref()),
                     Some(error) => {
-                        let read = self.try_long(read.buf, read.offset);
+                        let read = self.slowly(read.buf, read.offset, (MayWait::Never, true));
                         or_refused(read, error, reads[at].offset >> PAGE_SHIFT)
                     }
                 };
@@ -128,8 +120,7 @@ impl Handle {
         self.long(read.buf, read.offset, !miss)
     }
 
-    /// # Errors
-    /// That of 2 for an entry that wants `pages`, unless it is tried nevertheless.
+    /// Error: that of 2 for an entry that wants `pages`, unless it is tried nevertheless.
     fn check_begun(&self, failed: Option<&Failed>, miss: bool, pages: Range<u64>) -> Result<()> {
         let Some(failed) = failed.filter(|_| miss) else { return Ok(()) };
         let wanted = WantedPages::since(pages.clone(), failed.since);
@@ -195,14 +186,13 @@ impl Handle {
         }
         let slowly = |page, _| {
             reader.make_room();
-            self.borrow_slowly(page, reader)
+            self.borrow_slowly(page, reader, MayWait::Yes).map(filled)
         };
         self.with_left(pages, quick, &left, |page| self.try_borrow(page, reader), slowly)
     }
 
     /// Steps 2 to 4 for guards: those of `pages`, of which the numbers in `left` are not among the
-    /// `quick` ones. `now` gets a page if it is cached; `slowly` gets any, and is told whether the
-    /// page was absent.
+    /// `quick` ones. `now` gets a page if it is cached; `slowly` is told whether the page was absent.
     #[cold]
     #[inline(never)]
     fn with_left<G>(
@@ -240,10 +230,8 @@ impl Handle {
 
 impl Handle {
     /// For guards of all `pages`, which are not all cached.
-    ///
-    /// # Errors
-    /// There can never be memory for so many at once, so it would be in vain to wait for it. Or
-    /// there are so many, and one of them is beyond the end of the file.
+    /// Error: there can never be memory for so many at once, so it would be in vain to wait for it.
+    /// Or there are so many, and one of them is beyond the end of the file.
     #[cold]
     pub(crate) fn check_fits(&self, pages: &[u64]) -> Result<()> {
         let core = &*self.core;
@@ -265,8 +253,7 @@ impl Handle {
     }
 }
 
-/// What an entry comes to that wants `page`, once the batch has got an `error` that concerns all that
-/// is absent.
+/// What an entry comes to, once the batch has got an `error` that concerns all that is absent.
 fn or_refused<T>(now: Result<Option<T>>, error: &Error, page: u64) -> Result<T> {
     now?.ok_or_else(|| error.of_page_at(page << PAGE_SHIFT))
 }

@@ -3,8 +3,7 @@
 use crate::error::Result;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 
-/// The most pages of one entry that are begun at a time; what a longer read wants beyond them, it
-/// reads as a single one does.
+/// The most pages of one entry that are begun at a time.
 const ENTRY_PAGES: u64 = 512;
 
 /// One read of a [`File::read_many`](crate::File::read_many): from where, to where, and what came
@@ -41,7 +40,7 @@ impl<'b> ReadAt<'b> {
         ReadAt { offset, buf, result: Ok(0) }
     }
 
-    /// The pages that it wants, as far as they are begun with those of other reads.
+    /// The pages that are begun with those of other reads.
     pub(super) fn pages(&self) -> std::ops::Range<u64> {
         if self.buf.is_empty() {
             return 0..0;

@@ -14,8 +14,8 @@
 //!
 //! # The slow path, for a folio that is absent or has to move
 //!
-//! It works under a reference, which `fill` returns for an absent folio. A folio smaller than a 2
-//! MiB run, in a run that should become free some day, moves before it is pinned:
+//! It works under a reference. A folio smaller than a 2 MiB run, in a run that should become free some
+//! day, moves before it is pinned:
 //! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock;
 //! 2. under the mapping's `change` mutex: give up the reference (the index's own keeps the folio,
 //!    as eviction needs this mutex), migrate, pin the new folio;
@@ -32,11 +32,11 @@ use std::time::{Duration, Instant};
 
 use pinfold_refcount::GetError;
 
-use crate::access::found::{Found, PageOfFolio, ReadaheadMark};
+use crate::access::found::{Found, PageOfFolio, ReadaheadMark, filled};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
-use crate::error::{Cause, Error, PinRangeCause, Result};
-use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::error::{Cause, Error, RangeCause, Result};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::FolioAt;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
@@ -184,19 +184,17 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
 fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
     let len_bytes = mapping.len_bytes();
     let cause = match () {
-        () if range.start > range.end => PinRangeCause::Reversed,
-        () if range.start == range.end => PinRangeCause::Empty,
-        () => PinRangeCause::BeyondEnd { len_bytes },
+        () if range.start > range.end => RangeCause::Reversed,
+        () if range.start == range.end => RangeCause::Empty,
+        () => RangeCause::BeyondEnd { len_bytes },
     };
     let path = mapping.path.clone();
-    Cause::PinRange { path, start: range.start, end: range.end, cause }.into()
+    Cause::WrongRange { what: "pin", path, start: range.start, end: range.end, cause }.into()
 }
 
 /// Pins folios of a single page as long as they follow the run. Returns the first that does not;
-/// `None` at the end, or at anything else. `page` advances with it.
-///
-/// A loop of its own, for files without large folios: the next page is always the next look-up, so
-/// the processor does not wait for the entry of this one.
+/// `None` at the end, or at anything else. `page` advances with it. A loop of its own: the next page is
+/// always the next look-up, so the processor does not wait for the entry of this one.
 #[inline(never)]
 fn lengthen_by_singles(
     mut seek: FolioWanted<'_>,
@@ -237,34 +235,42 @@ const SINGLES: u8 = 1;
 /// One page of a folio of any size; for comparisons.
 const ONE_PAGE: u8 = 2;
 
-/// The fast path (see the module's documentation). `None`: take the slow path, or the folio is not
-/// of this `KIND`.
+/// The fast path. `None`: take the slow path, or the folio is not of this `KIND`.
 #[inline(always)]
 fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
-    let FolioWanted { handle, page, to, end_byte } = seek;
-    let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
-    if frame.is_hollow()
-        || must_move(&handle.core, head, span)
-        || (KIND == SINGLES && span != PAGE_BYTES as u64)
+    let found = seek.handle.found(seek.page, PageOfFolio)?;
+    if found.frame.is_hollow()
+        || must_move(&seek.handle.core, found.head, found.span)
+        || (KIND == SINGLES && found.span != PAGE_BYTES as u64)
     {
         return None;
     }
+    pin_found::<KIND>(seek, found).ok()
+}
+
+/// Steps 3 to 5, of a folio that may stay where it is.
+/// Error: [`GetError::TooMany`], or the folio was dropped meanwhile.
+#[inline(always)]
+fn pin_found<const KIND: u8>(
+    FolioWanted { handle, page, to, end_byte }: FolioWanted<'_>,
+    Found { frame, head, stamp, at, span, .. }: Found<'_>,
+) -> std::result::Result<Pinned, GetError> {
     // The folio at the old end is dropped before a longer length is stored. So with a length loaded
     // now, either the version has changed, or the folio has all bytes up to it.
     if end_byte > handle.mapping.len_bytes() {
-        return None;
+        return Err(GetError::Frozen);
     }
     let left = (span - at) >> PAGE_SHIFT;
     let pages = if KIND == ANY { left.min(to - page) as u32 } else { 1 };
-    frame.count.try_pin(pages).ok()?;
+    frame.count.try_pin(pages)?;
     if frame.read_retry(stamp) && !mutant::on(Mutant::PinBlindly) {
         handle.core.unpin(head, frame, pages);
-        return None;
+        return Err(GetError::Frozen);
     }
     if !frame.is_used_most() {
         frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
     }
-    Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
+    Ok(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
 /// Whether a folio of this size has to move before it is pinned.
@@ -289,20 +295,22 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         inside()?;
         let held = fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64));
         held_since.set(None);
-        held
+        held.map(Some)
     };
     // Ends: when the folio stays long enough to be pinned, or patience is at an end.
-    handle.held(page, (ReadaheadMark::Leave, false), missing, |held| {
+    let pinned = handle.held(page, (ReadaheadMark::Leave, false), missing, |held| {
         inside()?;
+        let found = handle.look(held.head(), page << PAGE_SHIFT, PageOfFolio);
         // Dropped meanwhile: look it up again.
-        let Some(stamp) = held.frame().read_begin() else { return Ok(None) };
-        let identity = held.frame().identity();
-        if identity.mapping != handle.id {
-            return Ok(None);
-        }
-        let bytes = identity.order.bytes() as u64;
-        if !held.frame().is_hollow() && !must_move(core, held.head(), bytes) {
-            return pin_held(handle, &held, stamp, page, to, range.end);
+        let Some(found) = found else { return Ok(None) };
+        if !found.frame.is_hollow() && !must_move(core, found.head, found.span) {
+            let seek = FolioWanted { handle, page, to, end_byte: range.end };
+            return match pin_found::<ANY>(seek, found) {
+                Err(GetError::TooMany) => {
+                    Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT))
+                }
+                pinned => Ok(pinned.ok()),
+            };
         }
         match move_and_pin(handle, held, page, to, range.end) {
             Moved::Pinned(pinned) => return Ok(Some(pinned)),
@@ -328,7 +336,8 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             }
         }
         Ok(None)
-    })
+    })?;
+    Ok(filled(pinned))
 }
 
 /// Lets the threads that hold a folio go on.
@@ -337,42 +346,6 @@ fn breathe() {
     std::thread::sleep(Duration::from_micros(50));
     #[cfg(loom)]
     loom::thread::yield_now();
-}
-
-/// Steps 3 to 5 of the fast path, for a folio that is referenced. `None`: it was dropped meanwhile.
-fn pin_held(
-    handle: &Handle,
-    held: &Held<'_>,
-    stamp: Stamp,
-    page: u64,
-    to: u64,
-    end_byte: u64,
-) -> Result<Option<Pinned>> {
-    let (frame, head) = (held.frame(), held.head());
-    let identity = frame.identity();
-    if end_byte > handle.mapping.len_bytes() {
-        return Ok(None);
-    }
-    let skip = page.wrapping_sub(identity.index);
-    let pages = u64::from(identity.order.frames()).saturating_sub(skip).min(to - page) as u32;
-    if pages == 0 {
-        return Ok(None);
-    }
-    match frame.count.try_pin(pages) {
-        Ok(()) => {}
-        Err(GetError::TooMany) => {
-            return Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT));
-        }
-        Err(GetError::Frozen) => return Ok(None),
-    }
-    if frame.read_retry(stamp) {
-        handle.core.unpin(head, frame, pages);
-        return Ok(None);
-    }
-    if !frame.is_used_most() {
-        frame.note_use(true, (skip as usize) << PAGE_SHIFT, (pages as usize) << PAGE_SHIFT);
-    }
-    Ok(Some(Pinned { head, skip: skip as u32, pages }))
 }
 
 /// Frames that a folio of `order` may be pinned in.

@@ -1,22 +1,16 @@
-//! The third way in: pinning, for I/O and DMA that outlive the call.
-//!
-//! [`PinnedRange`] is what a program holds. The files:
+//! The third way in: pinning, for I/O and DMA that outlive the call. `docs/pin.md` has costs and
+//! guarantees.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod.rs` | the public type: its addresses, unpinning it, whole and in parts |
+//! | `mod.rs` | [`PinnedRange`]: its addresses, unpinning it, whole and in parts |
 //! | `get.rs` | finding and pinning folios, after a fill or a move if one is needed |
 //! | `run.rs` | the list of pinned frames; unpinning them |
 //!
-//! Memory for small unmovable folios is `reclaim::alloc_unmovable`'s, moving a folio is
-//! `freeze::migrate`'s. `docs/pin.md` has costs and guarantees.
-//!
-//! # What is counted
-//!
-//! One pin for each page of the file that the range touches, in the count of the page's folio: one
-//! addition of the number of pages per folio. Each `PinnedRange` owns exactly the pins of the pages
-//! it touches, so it can be cut in two and the parts unpinned by different threads. A page that a
-//! cut goes through is pinned once more.
+//! What is counted is one pin for each page of the file that the range touches, in the count of the
+//! page's folio: one addition of the number of pages per folio. Each `PinnedRange` owns exactly the
+//! pins of the pages it touches, so it can be cut in two and the parts unpinned by different threads. A
+//! page that a cut goes through is pinned once more.
 
 mod get;
 mod run;
@@ -225,8 +219,8 @@ impl PinnedRange {
         Cause::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
-    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
-    /// would take a count that all pins of the file share.
+    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that would
+    /// take a count that all pins of the file share.
     fn path(&self) -> Option<PathBuf> {
         self.core.check_owner().ok()?; // a child may not lock the table of files
         self.runs.heads().find_map(|head| {

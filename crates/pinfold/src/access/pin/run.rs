@@ -1,9 +1,8 @@
 //! The frames that a range has pinned: runs of pages that are contiguous in memory, whatever folios
-//! they belong to; cutting such a list, and unpinning it.
+//! they belong to.
 //!
-//! A run records its first folio only. The next ones follow from the sizes: a folio's order cannot
-//! change while it is pinned, as that takes a freeze, and a folio that is dropped from its file
-//! keeps its order.
+//! A run records its first folio only. The next ones follow from the sizes: a folio's order does not
+//! change while it is pinned, nor when it is dropped from its file.
 
 use crate::base::counters::Event;
 use crate::frames::FrameNumber;
@@ -63,11 +62,7 @@ pub(super) struct PinnedRuns {
 
 impl PinnedRuns {
     pub(super) const fn new() -> Self {
-        PinnedRuns::of(PinnedRun::EMPTY)
-    }
-
-    const fn of(run: PinnedRun) -> Self {
-        PinnedRuns { first: run, rest: Vec::new() }
+        PinnedRuns { first: PinnedRun::EMPTY, rest: Vec::new() }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PinnedRun> {

@@ -1,9 +1,8 @@
-//! std's locks without poisoning: the data is consistent whenever an assertion fails, and a panic
-//! of one thread must not disable a cache for all others.
+//! std's locks without poisoning: a panic of one thread must not disable a cache for all others, and
+//! the data is consistent whenever an assertion fails.
 //!
 //! A lock here must be all in its own words. A library whose waiting threads queue in one table of
-//! the process, as `parking_lot` has, can leave a child of fork(2) a table that is locked for ever,
-//! and then not even a new cache works there (`tests/processes/fork.rs`).
+//! the process, as `parking_lot` has, can leave a child of fork(2) a table that is locked for ever.
 
 use std::sync::PoisonError;
 use std::time::Duration;

@@ -78,7 +78,7 @@ struct Levels {
 impl Wake for Levels {
     fn wake(self: Arc<Self>) {
         if std::thread::current().id() == self.thread {
-            self.seen.lock().unwrap().push(self.core.pressure.copied.pages());
+            self.seen.lock().unwrap().push(self.core.pressure.copied.now());
         }
     }
 }
@@ -92,7 +92,7 @@ fn who_is_woken_by_the_drop_of_a_copy_finds_its_share_free() {
     // Ends: unless the daemon is the first to wake it, each time.
     loop {
         let kept = file.bytes(1..5 * MIB).unwrap();
-        assert!(core.pressure.copied.pages() > 0);
+        assert!(core.pressure.copied.now() > 0);
         let levels = Arc::new(Levels { core: core.clone(), thread, seen: Mutex::default() });
         let waker = Waker::from(levels.clone());
         let why = (Refused::OwnFile, core.pressure.progress_seen());
@@ -202,7 +202,7 @@ fn copies_have_turns(polled: bool) -> bool {
     poll_until_it_queues(&cache, &mut large);
     file.invalidate(..).unwrap(); // there is memory enough
     let _second = file.get(40 * MIB / 4096).unwrap();
-    let copied = || cache.core().pressure.copied.pages();
+    let copied = || cache.core().pressure.copied.now();
     let before = copied();
     // It may be over at once: what it wants may have been read ahead by now.
     let small_now = poll(&mut small);

@@ -283,7 +283,7 @@ impl Clients {
         let mapper = Mapper::new(&handle.core)?;
         let mirror = lend::of(handle)?;
         let completions = Completions::new()?;
-        let eventfd = |why: Errno| Cause::Eventfd { cause: Arc::new(why.into()) };
+        let eventfd = |why: Errno| Cause::eventfd(why.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
         let data = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
@@ -384,7 +384,7 @@ impl Clients {
         let id = self.last_client + 1;
         let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
-            .map_err(|why| Error::from(Cause::Eventfd { cause: Arc::new(why.into()) }))?;
+            .map_err(|why| Error::from(Cause::eventfd(why.into())))?;
         self.last_client = id;
         self.clients.insert(id, client);
         self.turns.come(owner);

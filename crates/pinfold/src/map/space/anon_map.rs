@@ -13,7 +13,7 @@ use super::target::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed
 use super::vma::{FaultAccess, Mapped, Vma, begin, end};
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::{Cause, MapRangeCause, Result};
+use crate::error::{Cause, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::swap::pages::{OwnMemory, PageStates};
@@ -106,12 +106,12 @@ impl AnonMap {
         let core = space.cache.core();
         core.check_owner()?;
         let refused = |what, cause: io::Error| {
-            let (name, cause) = (name.into(), Arc::new(cause));
-            crate::error::Error::from(Cause::Own { what, name, start: 0, end: len as u64, cause })
+            let (path, cause) = (name.into(), Arc::new(cause));
+            crate::error::Error::from(Cause::Map { what, path, start: 0, end: len as u64, cause })
         };
         if len == 0 {
-            let (what, path, cause) = ("map", name.into(), MapRangeCause::Empty);
-            return Err(Cause::MapRange { what, path, start: 0, end: 0, cause }.into());
+            let (what, path, cause) = ("map", name.into(), RangeCause::Empty);
+            return Err(Cause::WrongRange { what, path, start: 0, end: 0, cause }.into());
         }
         let too_large = || refused("map", io::Error::other("no process has so many addresses"));
         let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
@@ -342,10 +342,10 @@ impl AnonMap {
             return Ok(());
         }
         if !range.start.is_multiple_of(PAGE_BYTES) {
-            return Err(self.target.wrong("discard", &range, MapRangeCause::Unaligned));
+            return Err(self.target.wrong("discard", &range, RangeCause::Unaligned));
         }
         if range.end != self.len() && !range.end.is_multiple_of(PAGE_BYTES) {
-            return Err(self.target.wrong("discard", &range, MapRangeCause::UnalignedEnd));
+            return Err(self.target.wrong("discard", &range, RangeCause::UnalignedEnd));
         }
         let pages = pages_of(&range);
         let forgotten = self.area.forget(self.target.file.handle(), pages.clone(), false);

@@ -168,7 +168,7 @@ fn a_store_that_is_refused_makes_no_page_dirty() {
     assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
     map.protect(Protection::Read).unwrap();
     for round in 0..2 {
-        assert!(matches!(map.write_at(&[1], 5 * PAGE).unwrap_err().cause(), Cause::Own { .. }));
+        assert!(matches!(map.write_at(&[1], 5 * PAGE).unwrap_err().cause(), Cause::Map { .. }));
         assert!(matches!(state(&map, 5), PageState::Swapped(_)), "round {round}");
         assert_eq!(load(&map, 5 * PAGE), 55); // it is in memory in the second round
     }

@@ -73,13 +73,13 @@ impl Handlers {
     /// [`ErrorKind::System`].
     pub(super) fn start(n: usize, uffd: &Arc<Uffd>, serve: Serve) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = stop.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
+        let stop = stop.map_err(|why| Cause::eventfd(why.into()))?;
         let mut handlers = Handlers { stop: Arc::new(stop), threads: Vec::new() };
         for _ in 0..n {
             let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
             let ready = Ready::new()?;
             let watched = watch(&uffd, &stop, &ready);
-            let epoll = watched.map_err(|why| Cause::Eventfd { cause: Arc::new(why.into()) })?;
+            let epoll = watched.map_err(|why| Cause::eventfd(why.into()))?;
             let life = move || {
                 let _ends_all = EndsAll;
                 run(&uffd, &epoll, Set::of(ready), serve);

@@ -161,7 +161,7 @@ impl<'a> HeldBytes<'a> {
             Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
         };
         if pages.end - pages.start > u64::from(most) {
-            return Err(too_large(core.mapped.held.pages()).into());
+            return Err(too_large(core.mapped.held.now()).into());
         }
         many::will_need(handle, pages.clone());
         let mut page = pages.start;

@@ -168,7 +168,7 @@ impl Space {
         let handlers = match handlers {
             0 => {
                 let installed = signal::install();
-                installed.map_err(|why| Cause::SignalHandler { cause: Arc::new(why) })?;
+                installed.map_err(|why| Cause::system("install a handler of SIGBUS", why))?;
                 None
             }
             n => Some(Handlers::start(n, &uffd, target::serve_message)?),

@@ -46,7 +46,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::{Cause, MapRangeCause, Result};
+use crate::error::{Cause, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::map::lend;
@@ -526,7 +526,7 @@ pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     core.check_owner()?;
     if !Arc::ptr_eq(core, cache.core()) {
         let path = file.handle().mapping.path.clone();
-        return Err(Cause::ForeignSpace { path }.into());
+        return Err(Cause::Foreign { what: "map", whose: "space", path }.into());
     }
     Ok(())
 }
@@ -536,13 +536,13 @@ pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
 pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     let len_bytes = file.len();
     let cause = if range.start > range.end {
-        MapRangeCause::Reversed
+        RangeCause::Reversed
     } else if range.is_empty() {
-        MapRangeCause::Empty
+        RangeCause::Empty
     } else if !range.start.is_multiple_of(PAGE_BYTES as u64) {
-        MapRangeCause::Unaligned
+        RangeCause::Unaligned
     } else if range.end > len_bytes {
-        MapRangeCause::BeyondEnd { len_bytes }
+        RangeCause::BeyondEnd { len_bytes }
     } else {
         return Ok(());
     };
@@ -553,16 +553,16 @@ fn wrong_range(
     what: &'static str,
     file: &File,
     range: &Range<u64>,
-    cause: MapRangeCause,
+    cause: RangeCause,
 ) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
-    Cause::MapRange { what, path, start: range.start, end: range.end, cause }.into()
+    Cause::WrongRange { what, path, start: range.start, end: range.end, cause }.into()
 }
 
 fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
     let (start, end, cause) = (range.start, range.end, Arc::new(cause));
-    Cause::Map { path, start, end, cause }.into()
+    Cause::Map { what: "map", path, start, end, cause }.into()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

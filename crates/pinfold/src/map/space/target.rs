@@ -20,7 +20,7 @@ use crate::base::sync::{Mutex, RwLockWriteGuard};
 use crate::cache::Cache;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::{Cause, Error, MapRangeCause, Result};
+use crate::error::{Cause, Error, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend::{self, Brought, Look, Mapper};
@@ -96,9 +96,9 @@ impl MapTarget {
     /// [`ErrorKind::Invalid`] if the range is not in the map, which has `len` bytes.
     pub(super) fn check(&self, what: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
         let cause = if range.start > range.end {
-            MapRangeCause::Reversed
+            RangeCause::Reversed
         } else if range.end > len {
-            MapRangeCause::BeyondMap { len_bytes: len as u64 }
+            RangeCause::BeyondMap { len_bytes: len as u64 }
         } else {
             return Ok(());
         };
@@ -110,11 +110,11 @@ impl MapTarget {
         &self,
         what: &'static str,
         range: &Range<usize>,
-        cause: MapRangeCause,
+        cause: RangeCause,
     ) -> Error {
         let path = self.file.handle().mapping.path.clone();
         let (start, end) = (range.start as u64, range.end as u64);
-        Cause::MapRange { what, path, start, end, cause }.into()
+        Cause::WrongRange { what, path, start, end, cause }.into()
     }
 }
 
@@ -169,7 +169,7 @@ impl fault::Target for Arc<MapTarget> {
                 let (path, start) = (handle.mapping.path.clone(), page << PAGE_SHIFT);
                 let why = io::Error::from_raw_os_error(libc::ENOMEM);
                 let end = start + PAGE_BYTES as u64;
-                Err(Cause::Map { path, start, end, cause: Arc::new(why) }.into())
+                Err(Cause::Map { what: "map", path, start, end, cause: Arc::new(why) }.into())
             }
         }
     }

@@ -139,11 +139,11 @@ pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swa
     let Some(place) = options.paged_out_to() else { return Ok(None) };
     let bytes = options.swap_bytes;
     let swap = Swap::new(&place, bytes, engine).map_err(|cause| {
-        let dir = match place {
-            PagedOutTo::Dir(dir) => Some(dir),
-            PagedOutTo::Source(_) => None,
+        let place = match place {
+            PagedOutTo::Dir(dir) => format!(" in {}", dir.display()),
+            PagedOutTo::Source(_) => String::new(),
         };
-        Cause::SwapFile { dir, bytes, cause: Arc::new(cause) }
+        Cause::system(&format!("make a swap of {bytes} bytes{place}"), cause)
     });
     Ok(Some(swap?))
 }

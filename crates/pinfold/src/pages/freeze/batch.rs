@@ -134,9 +134,7 @@ impl Candidates {
 
 impl<'a> FrozenBatch<'a> {
     /// The `n`th folio of the batch, which the caller must take out of the index or replace there.
-    ///
-    /// # Errors
-    /// Why it is not frozen.
+    /// Error: why it is not frozen.
     pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
         let at = self.states[n]?;
         Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })

@@ -25,9 +25,7 @@ use crate::pages::mapping::Changing;
 use crate::pages::outside::Outside;
 
 /// All steps.
-///
-/// # Errors
-/// The folio is held or borrowed; nothing was changed.
+/// Error: the folio is held or borrowed; nothing was changed.
 pub(crate) fn migrate(
     core: &Core,
     changing: &mut Changing<'_>,

@@ -3,11 +3,10 @@
 //!
 //! | file | subject | freezes | scans the slots | the folio then |
 //! |---|---|---|---|---|
-//! | `users.rs` | who may still use a folio in place | the step itself | the step itself | |
+//! | `users.rs` | who may still use a folio in place; ending the grant of a large folio | the step itself | the step itself, but for a grant: its bytes stay | is thawed |
 //! | `batch.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
 //! | `migrate.rs` | moving a folio's bytes to other frames | yes | yes | is replaced |
 //! | `split.rs` | making small folios of a large one | yes | yes | is handed out in pieces |
-//! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for | yes | no: its bytes stay | is thawed |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd
@@ -19,7 +18,6 @@
 mod batch;
 mod drop;
 mod migrate;
-mod revoke;
 mod split;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -32,10 +30,9 @@ pub(crate) use drop::discard;
 pub(crate) use drop::drop_within;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
-pub(crate) use revoke::revoke;
 pub(crate) use split::split;
 #[cfg(feature = "map")]
 pub(crate) use users::let_go;
-pub(crate) use users::{InUse, collect};
+pub(crate) use users::{InUse, collect, revoke};
 #[cfg(all(test, loom))]
 pub(crate) use users::{freeze_alone, freeze_blindly, thaw};

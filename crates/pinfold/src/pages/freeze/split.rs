@@ -24,9 +24,7 @@ use crate::pages::mapping::Changing;
 
 /// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
 /// `order`. `Ok(Err(..))`: it is in use.
-///
-/// # Errors
-/// The index needs more nodes first; nothing was changed.
+/// Error: the index needs more nodes first; nothing was changed.
 pub(crate) fn split(
     core: &Core,
     changing: &mut Changing<'_>,

@@ -16,6 +16,7 @@ use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::frames::{Flags, Frame, FrameNumber};
 use crate::pages::core::Core;
+use crate::pages::grants::Grant;
 use crate::pages::outside::Outside;
 use crate::pages::readers::Announced;
 
@@ -93,6 +94,29 @@ pub(crate) fn thaw(frame: &Frame) {
     }
     frame.change_end();
     frame.count.thaw(1);
+}
+
+/// Revokes the grant of a folio that nobody has a reference to: freezes and thaws it. Whoever looked
+/// it up before finds another version. Borrows go on: the bytes stay. False: it is in use or gone.
+pub(crate) fn revoke(core: &Core, grant: &Grant) -> bool {
+    let frame = core.frames.frame(grant.head);
+    let identity = frame.identity();
+    let Some(mapping) = core.mappings.get(identity.mapping) else { return false };
+    let changing = mapping.change();
+    // Checked now that it cannot change: another folio may have its frames.
+    let there = changing.head(identity.index) == Some(grant.head);
+    if !there || frame.since(grant.stamp) != 0 {
+        return false;
+    }
+    if mutant::on(Mutant::RevokeUnfrozen) {
+        let alone = frame.count.word().refs() == 1;
+        return alone && frame.clear_flags(Flags::GRANTED).contains(Flags::GRANTED);
+    }
+    let frozen = freeze(frame).is_ok();
+    if frozen {
+        thaw(frame);
+    }
+    frozen
 }
 
 /// Thaws a folio that a reader has announced.

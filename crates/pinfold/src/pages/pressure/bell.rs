@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
 
-/// A request to the daemon.
+/// What the daemon is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DaemonRequest {
     Sleep,
@@ -17,22 +17,25 @@ enum DaemonRequest {
 /// The bell itself.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    ring: Arc<(Mutex<DaemonRequest>, Condvar)>,
+    listener: Arc<Listener>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The daemon's side of a [`Bell`].
+/// What the daemon listens to.
 #[derive(Debug)]
-pub(crate) struct Listener(Arc<(Mutex<DaemonRequest>, Condvar)>);
+pub(crate) struct Listener {
+    asked: Mutex<DaemonRequest>,
+    wake: Condvar,
+}
 
 impl Bell {
     pub(super) fn new() -> Self {
-        let ring = Arc::new((Mutex::new(DaemonRequest::Sleep), Condvar::new()));
-        Bell { ring, thread: Mutex::new(None) }
+        let listener = Listener { asked: Mutex::new(DaemonRequest::Sleep), wake: Condvar::new() };
+        Bell { listener: Arc::new(listener), thread: Mutex::new(None) }
     }
 
-    pub(crate) fn listener(&self) -> Listener {
-        Listener(self.ring.clone())
+    pub(crate) fn listener(&self) -> Arc<Listener> {
+        self.listener.clone()
     }
 
     /// Sets the daemon, which is joined when the bell is dropped.
@@ -42,19 +45,17 @@ impl Bell {
 
     /// Wakes the daemon: fewer frames are free than should be.
     pub(crate) fn ring(&self) {
-        let (ring, wake) = &*self.ring;
-        let mut ring = ring.lock();
-        if *ring == DaemonRequest::Sleep {
-            *ring = DaemonRequest::Evict;
-            wake.notify_all();
+        let mut asked = self.listener.asked.lock();
+        if *asked == DaemonRequest::Sleep {
+            *asked = DaemonRequest::Evict;
+            self.listener.wake.notify_all();
         }
     }
 
     /// Ends the daemon and joins it, unless it is the one that drops the cache.
     pub(crate) fn end(&self) {
-        let (ring, wake) = &*self.ring;
-        *ring.lock() = DaemonRequest::End;
-        wake.notify_all();
+        *self.listener.asked.lock() = DaemonRequest::End;
+        self.listener.wake.notify_all();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();
@@ -71,30 +72,27 @@ impl Drop for Bell {
 impl Listener {
     /// Sleeps until the bell rings; false if the thread shall end.
     pub(crate) fn wait(&self) -> bool {
-        let (ring, wake) = &*self.0;
-        let mut ring = ring.lock();
-        while *ring == DaemonRequest::Sleep {
-            ring = wake.wait(ring);
+        let mut asked = self.asked.lock();
+        while *asked == DaemonRequest::Sleep {
+            asked = self.wake.wait(asked);
         }
-        heard(&mut ring)
+        heard(&mut asked)
     }
 
-    /// Sleeps until the bell rings or for about `nap`; `None` if it did not ring, and
-    /// `Some(false)` if the thread shall end.
+    /// [`wait`](Self::wait) for about `nap`. `None` if it did not ring.
     pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
-        let (mutex, wake) = &*self.0;
-        let mut ring = mutex.lock();
-        if *ring == DaemonRequest::Sleep {
-            ring = wake.wait_timeout(mutex, ring, nap);
+        let mut asked = self.asked.lock();
+        if *asked == DaemonRequest::Sleep {
+            asked = self.wake.wait_timeout(&self.asked, asked, nap);
         }
-        (*ring != DaemonRequest::Sleep).then(|| heard(&mut ring))
+        (*asked != DaemonRequest::Sleep).then(|| heard(&mut asked))
     }
 }
 
-fn heard(ring: &mut DaemonRequest) -> bool {
-    if *ring == DaemonRequest::End {
-        return false;
+fn heard(asked: &mut DaemonRequest) -> bool {
+    let goes_on = *asked != DaemonRequest::End;
+    if goes_on {
+        *asked = DaemonRequest::Sleep;
     }
-    *ring = DaemonRequest::Sleep;
-    true
+    goes_on
 }

@@ -6,13 +6,11 @@
 //! | `mod.rs` | the levels, and waiting until one changes |
 //! | `on_its_way.rs` | what is being read, and how much of it each file may have |
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
-//! | `claims.rs` | what the claims come to, where futures are not polled |
 //! | `bell.rs` | waking and ending the daemon |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
 mod bell;
-mod claims;
 mod on_its_way;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -25,19 +23,18 @@ use std::time::Duration;
 // Not from `crate::base::sync`: levels and hints, on which no protocol depends.
 use std::sync::atomic::AtomicU32;
 
-use crate::base::held_pages::HeldPages;
+use crate::base::limits::Level;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::base::wait;
 use crate::frames::Order;
 use bell::Bell;
 pub(crate) use bell::Listener;
-pub(crate) use claims::Claim;
 #[cfg(not(loom))]
 pub(crate) use on_its_way::CopyCounts;
 pub(crate) use on_its_way::{Need, OnItsWay, Shares};
 use queue::Queue;
-pub(crate) use queue::{Keeps, Refused, Share, Turn};
+pub(crate) use queue::{Claim, Keeps, Refused, Share, Turn};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -71,35 +68,10 @@ pub(crate) struct Pressure {
     pub(crate) making_block: Mutex<()>,
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
-    pub(crate) evictors: Evictors,
-    /// Copies that the program keeps.
-    pub(crate) copied: HeldPages,
-}
-
-/// How many threads evict.
-// Not from `crate::base::sync`: it decides who waits, and no protocol rests on that.
-#[derive(Debug, Default)]
-pub(crate) struct Evictors(AtomicU32);
-
-/// One of them, until it is dropped.
-#[derive(Debug)]
-#[must_use = "dropped at once, it is none"]
-pub(crate) struct Evictor<'a>(&'a Evictors);
-
-impl Evictors {
-    /// `None`: there are `most`.
-    pub(crate) fn enter(&self, most: u32) -> Option<Evictor<'_>> {
-        // Relaxed, here and in the drop: a number alone.
-        let before = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let evictor = Evictor(self); // whose drop takes it back
-        (before < most).then_some(evictor)
-    }
-}
-
-impl Drop for Evictor<'_> {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
-    }
+    /// Threads that evict.
+    pub(crate) evictors: Level,
+    /// Pages of copies that the program keeps.
+    pub(crate) copied: Level,
 }
 
 impl Pressure {
@@ -121,8 +93,8 @@ impl Pressure {
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
-            evictors: Evictors::default(),
-            copied: HeldPages::default(),
+            evictors: Level::default(),
+            copied: Level::default(),
         }
     }
 

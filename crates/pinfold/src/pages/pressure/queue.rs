@@ -14,8 +14,8 @@
 //! | is dropped after it was woken | leaves, and wakes the next |
 //! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
-//! Each claims its pages while its read is under way (`claims.rs`), and a file's claims are bounded as
-//! what it has on its way is. One future of a file may always begin, however much it wants.
+//! Each claims its pages while its read is under way, and a file's claims are bounded as what it has on
+//! its way is. One future of a file may always begin, however much it wants.
 //!
 //! A batch that finds no memory drops its guards and queues again. After some such retreats it waits
 //! with its guards, but one batch of the cache at a time, the *keeper*: two could wait for each
@@ -29,9 +29,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::claims::{Claim, Claims, ROUND};
 use crate::base::mutant::{self, Mutant};
-use crate::base::sizes::UNPOLLED;
+use crate::base::sizes::{ROUND, UNPOLLED};
 
 /// Who waits for memory, and for what.
 #[derive(Debug, Default)]
@@ -444,5 +443,76 @@ impl Line {
     /// Where in the queue the future with that turn is.
     fn at(&self, turn: Turn) -> Option<usize> {
         self.queue.binary_search_by_key(&turn, |&(turn, _)| turn).ok()
+    }
+}
+
+/// Pages that one future brings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pages: u32,
+    /// In which its future was polled last.
+    round: u32,
+}
+
+impl Claim {
+    pub(super) fn new(pages: u32, round: u32) -> Self {
+        Claim { pages, round }
+    }
+
+    pub(crate) fn pages(self) -> u32 {
+        self.pages
+    }
+
+    pub(super) fn round(self) -> u32 {
+        self.round
+    }
+}
+
+/// The claims of some futures: pages that they bring, and that are held until they are polled.
+///
+/// A program may leak a future, or not poll it: its claim must not keep others waiting for ever. So
+/// claims are counted by *rounds*, which end while futures queue. A future that is polled brings its
+/// claim into the present round. Of claims of a round before the last, only as much counts as is
+/// still being read: the rest is memory that the future holds, as a guard would.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Of this round and of the last one.
+    young: [u32; 2],
+    old: u32,
+}
+
+impl Claims {
+    fn of(&mut self, round: u32, now: u32) -> &mut u32 {
+        match now.wrapping_sub(round) {
+            age @ (0 | 1) => &mut self.young[age as usize],
+            _ => &mut self.old,
+        }
+    }
+
+    pub(super) fn add(&mut self, claim: Claim, now: u32) {
+        *self.of(claim.round, now) += claim.pages;
+    }
+
+    pub(super) fn take(&mut self, claim: Claim, now: u32) {
+        *self.of(claim.round, now) -= claim.pages;
+    }
+
+    /// A round has ended.
+    pub(super) fn grow_old(&mut self) {
+        let [this, last] = self.young;
+        self.old += last;
+        self.young = [0, this];
+    }
+
+    pub(super) fn all(&self) -> u32 {
+        self.young[0] + self.young[1] + self.old
+    }
+
+    /// What they count for, while so many pages are on their way: of these futures, or of others.
+    pub(super) fn counted(&self, on_their_way: u32) -> u32 {
+        let young = self.young[0] + self.young[1];
+        let old_counts = mutant::on(Mutant::UnpolledKeepsClaim);
+        let most = if old_counts { u32::MAX } else { on_their_way };
+        young.max(self.all().min(most))
     }
 }

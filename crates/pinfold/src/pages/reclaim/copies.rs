@@ -62,10 +62,8 @@ unsafe impl Sync for CopyMapping {}
 /// Memory for a copy of `bytes` bytes of a file, at least one. With `needed`, evicts and waits until
 /// there is some; without, says why there is none at once: [`Refused::OwnCopies`] if the file has
 /// enough on its way.
-///
-/// # Errors
-/// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
-/// be; [`ErrorKind::System`] if the system refuses the mapping; [`ErrorKind::Forked`].
+/// Error: [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than
+/// there can be; [`ErrorKind::System`] if the system refuses the mapping; [`ErrorKind::Forked`].
 pub(crate) fn allocate_copy(
     core: &Arc<Core>,
     (mapping, page): (&Arc<Mapping>, u64),
@@ -154,9 +152,7 @@ impl Copied {
     }
 
     /// Takes what it gets at once; true once that is enough. With `any`, pages need not be adjacent.
-    ///
-    /// # Errors
-    /// As for [`allocate_copy`].
+    /// Error: as for [`allocate_copy`].
     fn grow(&mut self, pages: u32, any: bool) -> Result<bool> {
         let core = &*self.core;
         if pages <= Order::MAX.frames() && self.got == 0 {
@@ -231,8 +227,7 @@ impl Drop for Copied {
 }
 
 impl CopyMapping {
-    /// # Errors
-    /// [`ErrorKind::System`].
+    /// Error: [`ErrorKind::System`].
     fn map(bytes: usize) -> Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -240,10 +235,7 @@ impl CopyMapping {
         let at = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE)
         };
-        let at = at.map_err(|errno| Cause::Reserve {
-            bytes: bytes as u64,
-            cause: Arc::new(errno.into()),
-        })?;
+        let at = at.map_err(|errno| Cause::reserve(bytes as u64, errno.into()))?;
         Ok(CopyMapping(NonNull::new(at.cast()).expect("the system maps nothing at 0"), bytes))
     }
 }

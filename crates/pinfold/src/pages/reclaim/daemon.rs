@@ -7,8 +7,8 @@ use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
-use crate::base::threads::without_signals;
-use crate::error::{Cause, Result};
+use crate::base::threads::{NotStarted, without_signals};
+use crate::error::Result;
 use crate::pages::core::Core;
 use crate::pages::outside::Outside;
 use crate::pages::pressure::Listener;
@@ -20,9 +20,7 @@ const BATCH_PAGES: u32 = 512;
 const NAME: &str = "pinfold-reclaim";
 
 /// Starts the thread. It does not keep `core` alive, and ends with it.
-///
-/// # Errors
-/// The system does not start it.
+/// Error: the system does not start it.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
     let life = move || {
@@ -37,7 +35,7 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     };
     let start = || thread::Builder::new().name(NAME.to_owned()).spawn(life);
     let thread = without_signals(start)
-        .map_err(|cause| Cause::Thread { name: NAME, cause: Arc::new(cause) })?;
+        .map_err(|cause| NotStarted { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
 }

@@ -7,7 +7,6 @@
 //! |---|---|
 //! | `mod.rs` | allocating folios and index nodes, and waiting for memory |
 //! | `evict.rs` | eviction, step by step |
-//! | `parts.rs` | what is evicted of a large folio that is used in parts |
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `unmovable.rs` | memory for what stays where it is |
 //! | `copies.rs` | memory for contiguous copies that programs keep |
@@ -26,7 +25,6 @@ mod compact;
 mod copies;
 pub(crate) mod daemon;
 mod evict;
-mod parts;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
@@ -299,7 +297,7 @@ pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
     let page = PAGE_BYTES as u64;
     // Neither are folios of files: those that left their file while they were borrowed, and copies.
     census.held_bytes += core.deferred.outstanding(&core.frames).1 * page;
-    census.held_bytes += u64::from(core.pressure.copied.pages()) * page;
+    census.held_bytes += u64::from(core.pressure.copied.now()) * page;
     Shortage {
         wanted_bytes,
         budget_bytes: u64::from(core.frames.frames()) * page,

@@ -399,7 +399,7 @@ fn while_enough_threads_evict_no_other_does() {
     let core = cache.core();
     // Each sweep ends the uses of a folio by one.
     let evict = || (0..8).any(|_| super::evict(core, 1, 100_000).evicted > 0);
-    let enter = || core.pressure.evictors.enter(EVICTORS_MAX);
+    let enter = || core.pressure.evictors.hold(1, EVICTORS_MAX);
     let mut all: Vec<_> = (0..EVICTORS_MAX).map(|_| enter().unwrap()).collect();
     assert!(enter().is_none() && !evict());
     all.pop();
@@ -414,7 +414,7 @@ fn has_memory_while_others_evict(mutant: Option<Mutant>) -> bool {
     let file = cache.attach("memory", Arc::new(Memory::new(vec![7; 4 << 20]))).unwrap();
     file.read_at(&mut vec![0; 4 << 20], 0).unwrap();
     let core = cache.core();
-    let enter = || core.pressure.evictors.enter(EVICTORS_MAX);
+    let enter = || core.pressure.evictors.hold(1, EVICTORS_MAX);
     let mut others = Vec::new();
     while others.len() < EVICTORS_MAX as usize {
         others.extend(enter()); // the daemon may be one of them, for a moment

@@ -200,7 +200,7 @@ impl Area {
     ) -> Error {
         let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
         let cause = Arc::new(why);
-        Cause::Own { what, name: mapping.path.clone(), start, end, cause }.into()
+        Cause::Map { what, path: mapping.path.clone(), start, end, cause }.into()
     }
 
     /// The error that there is no memory for a page.

@@ -199,7 +199,19 @@
 //! # Ok::<(), pinfold::Error>(())
 //! ```
 //!
-//! Whole programs are in the repository, in `crates/pinfold/examples`; its README lists them.
+//! # Examples
+//!
+//! Whole programs in the repository, in `crates/pinfold/examples`:
+//!
+//! | example | what it shows |
+//! |---|---|
+//! | `range_server` | ten thousand requests at once, by tokio: pages go to sockets as `Bytes`, without a copy |
+//! | `thread_per_core` | a runtime for each core, and one cache for all: tasks share files and pages by `Rc` |
+//! | `event_loop` | an event loop of one's own, by epoll and [`Completions`], without a runtime |
+//! | `pin_to_socket` | pinned bytes as the fixed buffers of an `io_uring`, sent without a copy |
+//! | `open` | what opening a file and [`File::refresh`] cost, beside the standard library's open |
+//! | `cold` | how long a file takes that is read once, by many readers, with a large and a small budget |
+//! | `hits` | hits by each of the ways in, to count their instructions by callgrind |
 //!
 //! # What blocks
 //!

@@ -208,12 +208,7 @@ impl Handle {
 /// Notes a read of so many bytes from that byte of the folio on, unless the thread read these pages
 /// last.
 #[inline(always)]
-pub(super) fn note_use(
-    handle: &Handle,
-    frame: &Frame,
-    head: FrameNumber,
-    (at, bytes): (usize, usize),
-) {
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
     // At least a byte, or nothing was read.
     let pages = (at >> PAGE_SHIFT) as u16..=((at + bytes.max(1) - 1) >> PAGE_SHIFT) as u16;
     if let Some(came) = handle.counters().shard().comes_to(head.0, pages) {

@@ -25,13 +25,12 @@ use std::sync::Arc;
 use super::admit::admit;
 use super::view::PageView;
 use crate::access::found::{Found, HoldablePage, MayWait, ReadaheadMark, filled};
-use crate::access::read::note_use;
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
-use crate::frames::{PAGE_BYTES, PAGE_SHIFT, predicted};
+use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
 use crate::pages::handle::Handle;
@@ -117,7 +116,7 @@ impl Handle {
             return None;
         }
         if !used_most {
-            note_use(self, frame, head, (at as usize, PAGE_BYTES));
+            note_use(self, frame, head, at as usize);
         }
         let bytes = predicted(from, at as usize, 0);
         // Not negative: the folio has at least one byte of the page, as it was found.
@@ -193,7 +192,7 @@ impl<'a> FolioRef<'a> {
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
         if !frame.is_used_most() {
-            note_use(handle, frame, head, (at, PAGE_BYTES));
+            note_use(handle, frame, head, at);
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);
@@ -293,6 +292,15 @@ impl<'a> FolioRef<'a> {
     /// child, and then ask the parent: if it is current, the child is the right one.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
+    }
+}
+
+/// Notes a use of the page at that byte of the folio. One page has fewer instructions than a range.
+#[inline(always)]
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, at: usize) {
+    let page = (at >> PAGE_SHIFT) as u16;
+    if let Some(came) = handle.counters().shard().comes_to(head.0, page..=page) {
+        frame.note_use(came, at, PAGE_BYTES);
     }
 }
 

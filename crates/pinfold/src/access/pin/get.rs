@@ -164,7 +164,7 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     if range.start < range.end && range.end <= len_bytes {
         let asked_bytes = range.end.next_multiple_of(PAGE_BYTES as u64)
             - range.start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        if asked_bytes >> PAGE_SHIFT <= u64::from(kept_pages_max(core)) {
+        if asked_bytes >> PAGE_SHIFT <= kept_pages_max(core) {
             return Ok(());
         }
         return Err(Cause::PinTooLarge {
@@ -172,7 +172,7 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
             start: range.start,
             end: range.end,
             asked_bytes,
-            most_bytes: u64::from(kept_pages_max(core)) << PAGE_SHIFT,
+            most_bytes: kept_pages_max(core) << PAGE_SHIFT,
             budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
         }
         .into());
@@ -238,39 +238,30 @@ const ONE_PAGE: u8 = 2;
 /// The fast path. `None`: take the slow path, or the folio is not of this `KIND`.
 #[inline(always)]
 fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
-    let found = seek.handle.found(seek.page, PageOfFolio)?;
-    if found.frame.is_hollow()
-        || must_move(&seek.handle.core, found.head, found.span)
-        || (KIND == SINGLES && found.span != PAGE_BYTES as u64)
+    let FolioWanted { handle, page, to, end_byte } = seek;
+    let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
+    if frame.is_hollow()
+        || must_move(&handle.core, head, span)
+        || (KIND == SINGLES && span != PAGE_BYTES as u64)
     {
         return None;
     }
-    pin_found::<KIND>(seek, found).ok()
-}
-
-/// Steps 3 to 5, of a folio that may stay where it is.
-/// Error: [`GetError::TooMany`], or the folio was dropped meanwhile.
-#[inline(always)]
-fn pin_found<const KIND: u8>(
-    FolioWanted { handle, page, to, end_byte }: FolioWanted<'_>,
-    Found { frame, head, stamp, at, span, .. }: Found<'_>,
-) -> std::result::Result<Pinned, GetError> {
     // The folio at the old end is dropped before a longer length is stored. So with a length loaded
     // now, either the version has changed, or the folio has all bytes up to it.
     if end_byte > handle.mapping.len_bytes() {
-        return Err(GetError::Frozen);
+        return None;
     }
     let left = (span - at) >> PAGE_SHIFT;
     let pages = if KIND == ANY { left.min(to - page) as u32 } else { 1 };
-    frame.count.try_pin(pages)?;
+    frame.count.try_pin(pages).ok()?;
     if frame.read_retry(stamp) && !mutant::on(Mutant::PinBlindly) {
         handle.core.unpin(head, frame, pages);
-        return Err(GetError::Frozen);
+        return None;
     }
     if !frame.is_used_most() {
         frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
     }
-    Ok(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
+    Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
 /// Whether a folio of this size has to move before it is pinned.
@@ -305,12 +296,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         let Some(found) = found else { return Ok(None) };
         if !found.frame.is_hollow() && !must_move(core, found.head, found.span) {
             let seek = FolioWanted { handle, page, to, end_byte: range.end };
-            return match pin_found::<ANY>(seek, found) {
-                Err(GetError::TooMany) => {
-                    Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT))
-                }
-                pinned => Ok(pinned.ok()),
-            };
+            return pin_held(seek, found);
         }
         match move_and_pin(handle, held, page, to, range.end) {
             Moved::Pinned(pinned) => return Ok(Some(pinned)),
@@ -346,6 +332,32 @@ fn breathe() {
     std::thread::sleep(Duration::from_micros(50));
     #[cfg(loom)]
     loom::thread::yield_now();
+}
+
+/// Steps 3 to 5 of the fast path, for a folio that is referenced. `None`: it was dropped meanwhile.
+fn pin_held(
+    FolioWanted { handle, page, to, end_byte }: FolioWanted<'_>,
+    Found { frame, head, stamp, at, span, .. }: Found<'_>,
+) -> Result<Option<Pinned>> {
+    if end_byte > handle.mapping.len_bytes() {
+        return Ok(None);
+    }
+    let pages = ((span - at) >> PAGE_SHIFT).min(to - page) as u32;
+    match frame.count.try_pin(pages) {
+        Ok(()) => {}
+        Err(GetError::TooMany) => {
+            return Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT));
+        }
+        Err(GetError::Frozen) => return Ok(None),
+    }
+    if frame.read_retry(stamp) {
+        handle.core.unpin(head, frame, pages);
+        return Ok(None);
+    }
+    if !frame.is_used_most() {
+        frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
+    }
+    Ok(Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages }))
 }
 
 /// Frames that a folio of `order` may be pinned in.

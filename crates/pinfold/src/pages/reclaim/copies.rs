@@ -73,7 +73,7 @@ pub(crate) fn allocate_copy(
     core.check_owner()?;
     let none = |shortage: Shortage| shortage.of(mapping, page);
     let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
-    let most = kept_pages_max(core);
+    let most = kept_pages_max(core) as u32;
     if pages > most {
         return Err(none(shortage(core, bytes as u64)));
     }

@@ -286,8 +286,8 @@ pub(crate) fn reads_take(core: &Core) -> Duration {
 /// The most pages that can be kept by pins alone, or by copies alone: all but the frame table, the
 /// index nodes for that many pages, and a small reserve to read with.
 #[inline]
-pub(crate) fn kept_pages_max(core: &Core) -> u32 {
-    let frames = core.frames.frames();
+pub(crate) fn kept_pages_max(core: &Core) -> u64 {
+    let frames = u64::from(core.frames.frames());
     frames - frames / 64 - (frames / 64).max(16)
 }
 

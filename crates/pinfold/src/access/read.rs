@@ -88,7 +88,7 @@ impl Handle {
 
     /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
-    fn short(&self, buf: &mut [u8], offset: u64) -> bool {
+    pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > self.short_max_bytes as usize {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;

@@ -130,7 +130,7 @@ impl Faults {
         match event {
             ClientEvent::Ended { client, cause } => {
                 if let Some((peer, _)) = self.peers.remove(&client) {
-                    peer.end(cause.to_string());
+                    peer.give_up(cause);
                 }
             }
             ClientEvent::PageFailed { client, offset, cause } => {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pinfold::ClientError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FsWord;
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ pub struct Peer {
     user: u32,
     stream: UnixStream,
     state: Mutex<PeerState>,
+    /// What it has left, if it was given up: closed with the connection, as that may wait.
+    left: Mutex<Option<ClientError>>,
 }
 
 /// How far it is. A peer that is served does not give way: who decides that it does, and who begins
@@ -41,7 +44,8 @@ impl Peer {
     /// The other side of a new connection.
     pub fn new(number: u64, stream: UnixStream) -> Self {
         let (pid, user) = credentials(&stream).map_or((None, u32::MAX), |it| known(&it));
-        Peer { number, pid, user, stream, state: Mutex::new(PeerState::New) }
+        let (state, left) = (Mutex::new(PeerState::New), Mutex::default());
+        Peer { number, pid, user, stream, state, left }
     }
 
     /// Counted from 1 on.
@@ -124,6 +128,13 @@ impl Peer {
         *state = PeerState::Ended(why);
         // What can be received is left to its thread. It may have closed the connection itself.
         let _ = self.stream.shutdown(std::net::Shutdown::Read);
+    }
+
+    /// As [`Self::end`], for who is not served any more.
+    pub fn give_up(&self, cause: ClientError) {
+        let why = cause.to_string();
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+        self.end(why);
     }
 
     /// Before its thread waits for it.
@@ -222,6 +233,7 @@ impl fmt::Display for Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn a_process_has_a_number_and_lives() {
@@ -234,6 +246,20 @@ mod tests {
         assert!(one.owner() != 0 && one.owner() == two.owner());
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(None), "it lives");
+    }
+
+    #[test]
+    fn what_a_client_has_left_is_closed_with_its_connection() {
+        let (stream, _other) = UnixStream::pair().unwrap(); // not closed
+        let peer = Peer::new(1, stream);
+        let (_reader, child) = std::io::pipe().unwrap();
+        let children = Arc::new(vec![OwnedFd::from(child)]);
+        let left = Arc::downgrade(&children);
+        peer.give_up(ClientError::Forked { children });
+        assert!(peer.why_ended().unwrap().starts_with("it has forked"));
+        assert!(left.upgrade().is_some(), "its thread closes it");
+        drop(peer);
+        assert!(left.upgrade().is_none());
     }
 
     #[test]

@@ -17,9 +17,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -191,7 +191,7 @@ impl Recorder {
 }
 
 /// The pages that some process has touched: a bit for each of 4096 adjacent ones.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct SeenPages(HashMap<u64, Box<[u64; 64]>>);
 
 impl SeenPages {
@@ -210,7 +210,11 @@ impl SeenPages {
 #[derive(Debug)]
 pub struct Recording {
     known: Vec<Range<u64>>,
+    /// What was touched since the start: no page waits for the thread twice, however long a write
+    /// takes.
+    seen: Mutex<SeenPages>,
     touched: Sender<Vec<u64>>,
+    has_ended: Arc<AtomicBool>,
 }
 
 /// How many pages the file has.
@@ -236,14 +240,13 @@ impl Recording {
         log: Log,
     ) -> Result<Self> {
         written.0.store(pages_in(&known), Ordering::Relaxed); // a figure
-        let (touched, batches) = channel::<Vec<u64>>();
-        let written = written.clone();
+        let (recording, batches) = Self::new(known);
+        let (written, has_ended) = (written.clone(), recording.has_ended.clone());
         let thread = std::thread::Builder::new().name("pinfold-record".to_owned());
         let work = move || {
-            let mut seen = SeenPages::default();
-            for mut pages in batches {
-                pages.retain(|&page| seen.add(page));
+            for pages in batches {
                 if let Err(why) = recorder.add(&pages) {
+                    has_ended.store(true, Ordering::Relaxed); // who touches more is told
                     log.tell(format_args!("the working set is not recorded any more: {why:#}"));
                     return;
                 }
@@ -251,7 +254,14 @@ impl Recording {
             }
         };
         thread.spawn(work).context("no thread to record")?;
-        Ok(Recording { known, touched })
+        Ok(recording)
+    }
+
+    /// And where the pages come that it adds.
+    fn new(known: Vec<Range<u64>>) -> (Self, Receiver<Vec<u64>>) {
+        let (touched, batches) = channel();
+        let (seen, has_ended) = Default::default();
+        (Recording { known, seen, touched, has_ended }, batches)
     }
 
     /// What the file has had before.
@@ -259,10 +269,15 @@ impl Recording {
         &self.known
     }
 
-    /// Adds pages that were touched, in this order. They wait for their turn in memory: each process
-    /// touches a page once. False: it has ended.
-    pub fn add(&self, pages: Vec<u64>) -> bool {
-        self.touched.send(pages).is_ok()
+    /// Adds pages that were touched, in this order, as far as no process has touched them before. They
+    /// wait for their turn in memory. False: it has ended.
+    pub fn add(&self, mut pages: Vec<u64>) -> bool {
+        {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            pages.retain(|&page| seen.add(page));
+        }
+        let is_sent = pages.is_empty() || self.touched.send(pages).is_ok();
+        is_sent && !self.has_ended.load(Ordering::Relaxed) // what was known a moment ago
     }
 }
 
@@ -301,6 +316,19 @@ mod tests {
         assert_eq!(pages_of(&before), all);
         recorder.add(&[50]).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text + "50 1\n");
+    }
+
+    #[test]
+    fn no_page_waits_to_be_written_twice() {
+        let (recording, batches) = Recording::new(Vec::new());
+        // As by processes that come and go while the disk does not answer.
+        for _ in 0..1000 {
+            assert!(recording.add(vec![7, 3, 4]));
+        }
+        assert!(recording.add(vec![4, 5, 7]));
+        assert_eq!(batches.try_iter().collect::<Vec<_>>(), [vec![7, 3, 4], vec![5]]);
+        recording.has_ended.store(true, Ordering::Relaxed);
+        assert!(!recording.add(vec![7]), "also who touches nothing new is told");
     }
 
     #[test]

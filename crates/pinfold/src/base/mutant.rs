@@ -307,6 +307,12 @@ mutants! {
     RestsWithoutEnd,
     /// A fault of a client that has to be tried again is not.
     RestForgotten,
+    /// Each client of an owner may have as many pieces as all together.
+    PiecesOfEach,
+    /// All reads that a client's faults wait for are begun at once.
+    AllReadsBegun,
+    /// A client is given up that waits where it moves its memory to, before the move is told.
+    OutsideAtOnce,
     /// What a client has unmapped stays among its regions.
     UnmappedStays,
     /// The descriptor of a client that has left stays open.

@@ -255,6 +255,12 @@ impl Backing {
         started.map(drop)
     }
 
+    /// The most requests that are carried out at a time, as far as is known.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(crate) fn at_once(&self) -> usize {
+        self.engine.at_once(&self.current.read().lane)
+    }
+
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
         guarded("len_bytes", || self.source().len_bytes())
     }

@@ -93,6 +93,15 @@ impl Engine {
         self.ring.clone()
     }
 
+    /// The most requests of one source that are carried out at a time.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn at_once(&self, lane: &Lane) -> usize {
+        match &self.ring {
+            Ok(ring) if !lane.is_alone() => ring.at_once(),
+            _ => self.pool.at_once(),
+        }
+    }
+
     /// Starts requests of `batch` in order, as many as it can; the rest stays in it. A request
     /// queued for the workers waits for other requests of `lane` only.
     ///
@@ -106,7 +115,10 @@ impl Engine {
     ) -> io::Result<Start> {
         self.clock.watch(batch.iter());
         match source.start(batch) {
-            Start::Unsupported => self.pool.start(lane, source, batch),
+            Start::Unsupported => {
+                lane.set_alone();
+                self.pool.start(lane, source, batch)
+            }
             // Its queue is full, or it says that it took what it did not; but somebody waits.
             Start::Full | Start::Started if batch.iter().any(Request::is_awaited) => {
                 self.pool.start(lane, source, batch)

@@ -13,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crate::base::sync::locks::{Condvar, Mutex};
@@ -30,18 +30,35 @@ use crate::base::threads::{NotStarted, start};
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<PoolShared>,
+    #[cfg(all(feature = "serve", not(loom)))]
+    workers_max: usize,
     lane_max: usize,
 }
 
-/// The number of a file's requests.
+/// A file's requests.
 #[derive(Debug)]
-pub(super) struct Lane(u64);
+pub(super) struct Lane {
+    number: u64,
+    /// The source has no queue of its own.
+    is_alone: AtomicBool,
+}
 
 impl Lane {
     pub(super) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // Relaxed: the numbers only have to differ.
-        Lane(NEXT.fetch_add(1, Ordering::Relaxed))
+        Lane { number: NEXT.fetch_add(1, Ordering::Relaxed), is_alone: AtomicBool::new(false) }
+    }
+
+    /// All requests of the source come here.
+    pub(super) fn set_alone(&self) {
+        self.is_alone.store(true, Ordering::Relaxed); // what is known of the source
+    }
+
+    /// Whether all requests of the source come here, as far as is known.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn is_alone(&self) -> bool {
+        self.is_alone.load(Ordering::Relaxed) // as above
     }
 }
 
@@ -93,7 +110,12 @@ impl Pool {
             closing: false,
         });
         let shared = PoolShared { state, work: Condvar::new(), worker_is_free };
-        Self { shared: Arc::new(shared), lane_max }
+        Self {
+            shared: Arc::new(shared),
+            #[cfg(all(feature = "serve", not(loom)))]
+            workers_max,
+            lane_max,
+        }
     }
 
     /// Takes requests off the front of `batch`, as many as the limits allow.
@@ -109,14 +131,14 @@ impl Pool {
     ) -> io::Result<Start> {
         let (mut state, mut begun) = (self.shared.state.lock(), 0);
         let stoppable = request::take_front(batch, |request| {
-            let begins = !state.closing && self.may_begin(&mut state, lane.0);
-            let load = state.lanes.load(lane.0);
+            let begins = !state.closing && self.may_begin(&mut state, lane.number);
+            let load = state.lanes.load(lane.number);
             let waits = load > 0 && (request.is_awaited() || load < self.lane_max);
             if state.closing || !(begins || waits) {
                 state.wanted |= request.is_awaited();
                 return Some(request);
             }
-            state.lanes.take(((lane.0, source.clone()), request), begins);
+            state.lanes.take(((lane.number, source.clone()), request), begins);
             begun += usize::from(begins);
             None
         });
@@ -142,6 +164,12 @@ impl Pool {
         let text =
             format!("all {threads} threads that read are waiting for other sources{further}");
         io::Error::new(io::ErrorKind::TimedOut, text)
+    }
+
+    /// The most requests of one lane that are carried out at a time.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn at_once(&self) -> usize {
+        (self.workers_max / 2).max(1)
     }
 
     /// Whether the lane may have one more worker and one is free; starts a thread if none is.

@@ -40,9 +40,9 @@ use crate::pages::handle::Handle;
 const ZERO_RUN_PAGES: u64 = 512;
 const COPY_RUN_PAGES: u64 = around::PAGES;
 
-/// Into so many pieces a client may cut what it has removed: 256 GiB of which single pages were. And
-/// so many pieces are remembered of what was installed.
-const REMOVED_MAX: usize = 16 << 10;
+/// Into so many pieces a client, and all clients of an owner, may cut what they have removed: 256 GiB of
+/// which single pages were. And so many pieces are remembered of what was installed.
+pub(super) const REMOVED_MAX: usize = 16 << 10;
 const INSTALLED_MAX: usize = 4 << 10;
 
 // What is looked at for one fault is in one block of a set.
@@ -76,6 +76,8 @@ pub(super) struct Client {
     installed: PageSet,
     /// Those that it has removed: zeros, from then on.
     removed: PageSet,
+    /// How many pieces these are, as its owner's were counted: installed, and removed.
+    pub(super) counted: [usize; 2],
     /// Pages that are read for it.
     pub(super) waiting: HashMap<u64, WaitingPage>,
     /// Faults that have to be tried again.
@@ -168,6 +170,7 @@ impl Client {
             regions,
             installed,
             removed,
+            counted: [0; 2],
             waiting: HashMap::new(),
             again: VecDeque::new(),
             rest: REST_MIN,
@@ -228,7 +231,6 @@ impl Client {
                 self.regions.moved(from, to, bytes)?;
                 self.uffd.wake(from..from.saturating_add(bytes));
             }
-            Message::Forked => return Err(ClientError::Event { what: "it has forked".to_owned() }),
             Message::Unknown(event) => {
                 let what = format!("its userfaultfd reports event {event:#x}");
                 return Err(ClientError::Event { what });
@@ -444,6 +446,22 @@ impl Client {
         }
     }
 
+    /// How many pieces there are of what was installed, and of what it has removed.
+    pub(super) fn pieces(&self) -> [usize; 2] {
+        [self.installed.pieces(), self.removed.pieces()]
+    }
+
+    /// Its owner's clients have so many pieces together.
+    ///
+    /// # Errors
+    /// They have removed too many.
+    pub(super) fn have(&mut self, [installed, removed]: [usize; 2]) -> Result<(), ClientError> {
+        if installed > INSTALLED_MAX {
+            self.installed = PageSet::default(); // only a hint
+        }
+        if removed > REMOVED_MAX { Err(ClientError::Pieces { most: REMOVED_MAX }) } else { Ok(()) }
+    }
+
     /// Whoever waits for `page` gets SIGBUS.
     pub(super) fn fail(&self, page: u64) {
         let Some(region) = self.regions.of_page(page) else { return };
@@ -480,12 +498,6 @@ impl Client {
             return None;
         }
         self.again.pop_front()
-    }
-
-    /// How many pieces there are of what it has removed.
-    #[cfg(all(test, not(shuttle)))]
-    pub(super) fn removed_pieces(&self) -> usize {
-        self.removed.pieces()
     }
 
     /// It was looked whether it lives at this time.

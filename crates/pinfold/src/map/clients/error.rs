@@ -1,6 +1,7 @@
 //! Why a client is not served, or not any more.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -57,6 +58,14 @@ pub enum ClientError {
     WriteProtected {
         /// The address.
         address: u64,
+    },
+    /// The process has forked, and has asked to have that told.
+    #[error("it has forked, which is not served: leave that feature of the userfaultfd off")]
+    Forked {
+        /// The userfaultfds of the children's memory, until the last clone of this is dropped. That
+        /// waits for the locks of that memory, which the children can hold for as long as they like:
+        /// drop it where nobody waits for it.
+        children: Arc<Vec<OwnedFd>>,
     },
     /// An event that is not served.
     #[error("{what}, which is not served: leave that feature of the userfaultfd off")]

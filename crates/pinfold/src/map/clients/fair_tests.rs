@@ -2,23 +2,16 @@
 
 use std::borrow::Cow;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::foreign::Message;
-use super::tests::{Guest, MIB, P, byte_of, bytes, serving, snapshot};
+use super::tests::{Guest, MIB, P, byte_of, bytes, pending, serving, snapshot};
 use super::turns::{MESSAGES_MAX, READS_MAX};
 use super::*;
 use crate::source::Source;
 use crate::{Cache, Options};
-
-/// Faults that a userfaultfd has, and of which it was not told yet.
-fn pending(guest: &Guest) -> usize {
-    let path = format!("/proc/self/fdinfo/{}", guest.uffd().as_raw_fd());
-    let text = std::fs::read_to_string(path).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("pending:")).unwrap();
-    line.trim().parse().unwrap()
-}
 
 /// Faults that were heard when one of a second client was served, beside a first one that has 100.
 fn heard_beside_many() -> u64 {
@@ -63,10 +56,12 @@ fn a_client_with_many_faults_has_its_turn_and_no_more() {
     assert!(caught > MESSAGES_MAX as u64 + 4, "the mutant does nothing: {caught}");
 }
 
-/// A file of zeros of any length, whose reads end when it is told so.
+/// A file of any length, of whose reads those from an offset on end when it is told so.
 #[derive(Debug)]
 struct Gate {
     len: u64,
+    waits_from: u64,
+    waiting: AtomicUsize,
     is_open: Mutex<bool>,
     opened: Condvar,
 }
@@ -80,8 +75,11 @@ impl Gate {
 
 impl Source for Gate {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
-        let is_open = self.is_open.lock().unwrap();
-        drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        if offset >= self.waits_from {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let is_open = self.is_open.lock().unwrap();
+            drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        }
         let got = (self.len - offset).min(buf.len() as u64) as usize;
         buf[..got].fill(3);
         Ok(got)
@@ -95,8 +93,13 @@ impl Source for Gate {
 }
 
 fn gated(len: u64) -> (Cache, File, Arc<Gate>) {
+    gated_from(len, 0)
+}
+
+fn gated_from(len: u64, waits_from: u64) -> (Cache, File, Arc<Gate>) {
     let cache = Cache::new(Options::new(32 << 20)).unwrap();
-    let gate = Arc::new(Gate { len, is_open: Mutex::new(false), opened: Condvar::new() });
+    let (waiting, is_open, opened) = Default::default();
+    let gate = Arc::new(Gate { len, waits_from, waiting, is_open, opened });
     let file = cache.attach("snapshot", gate.clone()).unwrap();
     (cache, file, gate)
 }
@@ -117,7 +120,7 @@ fn a_range_of_any_length_is_removed_by_one_step() {
     let client = clients.clients.get_mut(&id.0).unwrap();
     let end = mapping.address + bytes;
     client.hear(Message::Removed(mapping.address + 5 * P..end - 7 * P)).unwrap();
-    assert!(client.removed_pieces() <= 3, "{}", client.removed_pieces());
+    assert!(client.pieces()[1] <= 3, "{:?}", client.pieces());
     // Single pages of far more blocks than it may have.
     let (all, mut error) = (mapping.address..end, None);
     let clears = |n: u64| all.start + n * (P * pages::BLOCK_PAGES) + 9 * P;
@@ -136,9 +139,48 @@ fn a_range_of_any_length_is_removed_by_one_step() {
     assert!(matches!(error, Some(ClientError::Pieces { .. })), "{error:?}");
 }
 
-/// Whether a client is not heard any more whose owner has left with as many reads as it may have,
-/// and has come back; and how many reads there are after many owners did so.
-fn come_back() -> (bool, usize) {
+/// How many pieces an owner's clients can make of what they remove, until one is given up.
+fn removed_by_three() -> usize {
+    let bytes = 1 << 44;
+    let (_cache, file, gate) = gated(bytes);
+    gate.open();
+    let mut clients = Clients::new(&file).unwrap();
+    let small = {
+        let (_cache, file) = snapshot(16 * MIB, vec![1; 4 * MIB]);
+        Guest::new(&Clients::new(&file).unwrap(), ClientMemory::Private, 0)
+    };
+    let mapping = ClientMapping { address: 1 << 21, bytes, ..small.mapping() };
+    let mut made = 0;
+    for _ in 0..3 {
+        let id = clients.add(small.uffd().try_clone().unwrap(), &[mapping], 1).unwrap().0;
+        for n in 0..client::REMOVED_MAX as u64 - 1 {
+            let at = mapping.address + n * (P * pages::BLOCK_PAGES) + 9 * P;
+            let client = clients.clients.get_mut(&id).unwrap();
+            client.hear(Message::Removed(at..at + P)).unwrap();
+            made += 1;
+            if let Err(why) = clients.count_pieces(id) {
+                assert!(matches!(why, ClientError::Pieces { .. }), "{why}");
+                // What has left counts no more.
+                clients.remove(ClientId(id));
+                clients.remove(ClientId(1));
+                assert_eq!(clients.turns.owner(1).map_or(0, |it| it.pieces[1]), 0);
+                return made;
+            }
+        }
+    }
+    made
+}
+
+#[test]
+fn an_owner_gets_no_more_pieces_by_more_clients() {
+    assert_eq!(removed_by_three(), client::REMOVED_MAX + 1);
+    let caught = mutant::with(Some(Mutant::PiecesOfEach), removed_by_three);
+    assert!(caught > client::REMOVED_MAX * 2, "the mutant does nothing: {caught}");
+}
+
+/// How many reads are under way for an owner that has left with as many as it may have, and has come
+/// back and asked for more; and how many in all after many owners did so.
+fn come_back() -> (usize, usize) {
     let (_cache, file, gate) = gated(64 << 20);
     let mut clients = Clients::new(&file).unwrap();
     let guest = Guest::new(&clients, ClientMemory::Private, 0);
@@ -155,8 +197,10 @@ fn come_back() -> (bool, usize) {
     ask(&mut clients, first, 0);
     clients.remove(first);
     let again = add(&mut clients, 1);
+    ask(&mut clients, again, 7);
     clients.set_pause(again.0);
-    let is_paused = clients.clients[&again.0].is_paused;
+    assert!(clients.clients[&again.0].is_paused);
+    let of_one = clients.jobs.len();
     let other = add(&mut clients, 2);
     clients.set_pause(other.0);
     assert!(!clients.clients[&other.0].is_paused, "another owner has its own");
@@ -172,14 +216,59 @@ fn come_back() -> (bool, usize) {
         clients.work();
     }
     assert_eq!(serving(&mut clients, || guest.read(5)).0, 3);
-    (is_paused, jobs)
+    (of_one, jobs)
 }
 
 #[test]
 fn who_comes_back_has_no_more_reads_than_who_stays() {
-    assert_eq!(come_back(), (true, READS_MAX));
+    let (of_one, jobs) = come_back();
+    assert_eq!((of_one, jobs), (POOL_AT_ONCE / 2, READS_MAX));
     let caught = mutant::with(Some(Mutant::ReadsForgotten), come_back);
-    assert!(!caught.0, "the mutant does nothing");
+    assert_eq!(caught.0, POOL_AT_ONCE, "the mutant does nothing");
+}
+
+/// How many reads of a source that the program implements are carried out at a time.
+const POOL_AT_ONCE: usize = 8;
+
+/// Whether a page can be read for somebody else while a client waits for many whose reads do not end.
+fn reads_beside_hung_ones() -> bool {
+    let half = 32 << 20;
+    let (_cache, file, gate) = gated_from(2 * half, half);
+    let mut clients = Clients::new(&file).unwrap();
+    let mut others = clients.another().unwrap();
+    let guests = [(); 2].map(|()| Guest::new(&clients, ClientMemory::Private, 0));
+    let (hostile, other) = (guests[0].add_to(&mut clients), guests[1].add_to(&mut others));
+    for n in 0..READS_MAX as u64 {
+        let address = guests[0].mapping().address + half + n * 64 * P;
+        clients.fault(hostile.0, address, None, &mut Vec::new()).unwrap();
+    }
+    let at_once = file.handle().mapping.backing.at_once();
+    assert_eq!(at_once, POOL_AT_ONCE);
+    let hung = || gate.waiting.load(Ordering::SeqCst);
+    while hung() < clients.jobs.len().min(at_once) {
+        std::thread::yield_now();
+    }
+    others.fault(other.0, guests[1].mapping().address, None, &mut Vec::new()).unwrap();
+    // Ends: the page comes, if there is somebody left who reads it.
+    let comes = loop {
+        others.work();
+        if others.stats().installed > 0 || hung() >= at_once {
+            break others.stats().installed > 0;
+        }
+    };
+    gate.open();
+    // Ends: nothing hangs any more, and all are read.
+    while clients.stats().installed == 0 || !clients.jobs.is_empty() {
+        clients.work();
+    }
+    comes
+}
+
+#[test]
+fn who_waits_for_reads_that_hang_leaves_others_half_of_those_that_read() {
+    assert!(reads_beside_hung_ones());
+    let caught = mutant::with(Some(Mutant::AllReadsBegun), reads_beside_hung_ones);
+    assert!(!caught, "the mutant does nothing");
 }
 
 /// How often it is looked when a client is due, in a hundred rounds beside so many idle clients.

@@ -46,8 +46,6 @@ pub(super) enum Message {
         /// So much.
         bytes: u64,
     },
-    /// The process has forked, and its child's memory has a userfaultfd, too (another thread closes it).
-    Forked,
     /// This library does not know it.
     Unknown(u8),
 }
@@ -70,11 +68,17 @@ impl Foreign {
         Ok(Foreign(fd))
     }
 
-    /// Up to [`MESSAGES_MAX`] messages. None if there are none now.
+    /// Up to [`MESSAGES_MAX`] messages. None if there are none now. Of each fork that they tell of, the
+    /// userfaultfd of the child's memory is one of the `children`: its close waits for the lock of
+    /// that memory.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn read(&self, messages: &mut Vec<Message>) -> Result<(), Errno> {
+    pub(super) fn read(
+        &self,
+        messages: &mut Vec<Message>,
+        children: &mut Vec<OwnedFd>,
+    ) -> Result<(), Errno> {
         let mut bytes = [0; MESSAGES_MAX * size_of::<abi::UffdMsg>()];
         let got = loop {
             match self.read_now(&mut bytes) {
@@ -88,7 +92,13 @@ impl Foreign {
             let raw: &[u8; size_of::<abi::UffdMsg>()] =
                 raw.try_into().expect("a chunk of that size");
             // SAFETY: any bytes are a message.
-            messages.push(message(unsafe { std::mem::transmute::<[u8; 32], abi::UffdMsg>(*raw) }));
+            let raw = unsafe { std::mem::transmute::<[u8; 32], abi::UffdMsg>(*raw) };
+            if raw.event == EVENT_FORK {
+                // SAFETY: the kernel has just made this descriptor for the reader of the message.
+                children.push(unsafe { OwnedFd::from_raw_fd(raw.words[0] as i32) });
+            } else {
+                messages.push(message(raw));
+            }
         }
         Ok(())
     }
@@ -160,9 +170,20 @@ impl Foreign {
         outcome(called, copy.done)
     }
 
-    /// Whether the memory is gone, with its process or by execve(2); changes nothing. `at` is an
-    /// address that the process may have.
+    /// Whether the memory is gone, with its process or by execve(2). `at` is an address that the
+    /// process may have.
     pub(super) fn is_gone(&self, at: u64) -> bool {
+        self.try_at(at) == Err(Errno::SRCH)
+    }
+
+    /// Whether the process is changing its memory: there is an event that was not read yet, or that
+    /// the kernel is about to tell. `at` as for [`is_gone`](Self::is_gone).
+    pub(super) fn is_changing(&self, at: u64) -> bool {
+        self.try_at(at) == Err(Errno::AGAIN)
+    }
+
+    /// A call that changes nothing.
+    fn try_at(&self, at: u64) -> Result<(), Errno> {
         let span = Span { start: at, bytes: crate::frames::PAGE_BYTES as u64 };
         // To unprotect a page that is not protected. Nobody is woken.
         let mut protect = Protect { span, mode: PROTECT_QUIETLY };
@@ -170,8 +191,7 @@ impl Foreign {
         let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
         // SAFETY: no page of these mappings is protected by this process, and the call takes
         // nothing but protection away.
-        let called = unsafe { ioctl(&self.0, call) };
-        called == Err(Errno::SRCH)
+        unsafe { ioctl(&self.0, call) }
     }
 
     /// All threads that wait for these pages repeat their accesses.
@@ -211,14 +231,6 @@ fn message(raw: abi::UffdMsg) -> Message {
         EVENT_REMOVE => Message::Removed(first..second),
         EVENT_UNMAP => Message::Unmapped(first..second),
         EVENT_REMAP => Message::Moved { from: first, to: second, bytes: third },
-        EVENT_FORK => {
-            // SAFETY: the kernel has just made this descriptor for the reader of the message.
-            let child = unsafe { OwnedFd::from_raw_fd(first as i32) };
-            // This close waits for the lock of the child's memory, so another thread does it.
-            let closes = std::thread::Builder::new().name("pinfold-close".to_owned());
-            let _ = closes.spawn(move || drop(child)); // no thread: closed here after all
-            Message::Forked
-        }
         other => Message::Unknown(other),
     }
 }

@@ -1,11 +1,16 @@
 //! What a client says, and when it is heard: events before faults, faults that rest, and a child of
 //! the server.
 
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 
 use super::client::WaitingPage;
 use super::foreign::Message;
-use super::tests::{EVENTS, Guest, MIB, P, byte_of, bytes, serving, snapshot};
+use super::tests::{
+    EVENTS, FORKS, Guest, MIB, P, byte_of, bytes, may_ask_for, pending, serving, snapshot,
+};
 use super::*;
 
 /// What a client reads that has a fault on a page and removes it, where both are heard at once.
@@ -21,7 +26,7 @@ fn fault_and_remove() -> u8 {
         // Both end: the kernel tells of it, and the thread waits until that was read.
         let faults = scope.spawn(|| guest.read(20));
         while messages.is_empty() {
-            foreign.read(&mut messages).unwrap();
+            foreign.read(&mut messages, &mut Vec::new()).unwrap();
         }
         let removes = scope.spawn(|| {
             let (guest, dont_need) = (&guest, rustix::mm::Advice::LinuxDontNeed);
@@ -30,7 +35,7 @@ fn fault_and_remove() -> u8 {
             unsafe { rustix::mm::madvise(at.cast(), P as usize, dont_need) }
         });
         while messages.len() < 2 {
-            foreign.read(&mut messages).unwrap();
+            foreign.read(&mut messages, &mut Vec::new()).unwrap();
         }
         removes.join().unwrap().unwrap();
         assert!(matches!(messages[..], [Message::Fault(_), Message::Removed(_)]), "{messages:?}");
@@ -46,6 +51,133 @@ fn a_client_is_heard_before_the_faults_that_were_read_with_its_events() {
     assert_eq!(fault_and_remove(), 0, "it was removed");
     let caught = mutant::with(Some(Mutant::EventsAfterFaults), fault_and_remove);
     assert_eq!(caught, byte_of(20), "the mutant does nothing");
+}
+
+/// Whether a client gets on whose threads wait where another one moves its memory to, while the
+/// server has not been told of the move.
+fn gets_on_where_it_moves() -> bool {
+    const THREADS: usize = foreign::MESSAGES_MAX + 1; // one read has no event
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, EVENTS);
+    guest.add_to(&mut clients);
+    let bytes = THREADS * P as usize;
+    let nowhere = std::ptr::null_mut();
+    // SAFETY: a new mapping.
+    let to = unsafe { mmap_anonymous(nowhere, bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
+    let to = to.unwrap().expose_provenance();
+    let is_moved = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = format!("{to:x}-");
+        maps.lines().any(|line| line.starts_with(&start) && line.contains(" rw-p "))
+    };
+    let told = std::thread::scope(|scope| {
+        let moves = scope.spawn(|| {
+            let (from, to) = (guest.start.cast(), std::ptr::with_exposed_provenance_mut(to));
+            // SAFETY: from the guest's mapping to the one just made.
+            let moved = unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, to) };
+            moved.unwrap();
+            guest.moved(0..bytes);
+        });
+        // Both end: it moves, and waits until that was read.
+        while !is_moved() {
+            std::thread::yield_now();
+        }
+        let read = |page: usize| {
+            let at = std::ptr::with_exposed_provenance::<u8>(to + page * P as usize);
+            // SAFETY: in the moved range.
+            unsafe { at.read_volatile() }
+        };
+        let readers: Vec<_> = (0..THREADS)
+            .map(|page| scope.spawn(move || assert_eq!(read(page), byte_of(page as u64))))
+            .collect();
+        while pending(&guest) < THREADS {
+            std::thread::yield_now();
+        }
+        let mut told = Vec::new();
+        // Ends: the faults are heard before the move is.
+        while told.is_empty() && clients.stats().again == 0 {
+            told.extend(clients.work());
+        }
+        if !told.is_empty() {
+            // Nobody serves it any more. It goes on, as another client.
+            let foreign = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
+            let mut said = Vec::new();
+            while !said.iter().any(|it| matches!(it, Message::Moved { .. })) {
+                foreign.read(&mut said, &mut Vec::new()).unwrap();
+            }
+            let at = to as u64;
+            let rest = ClientMapping { address: at, bytes: bytes as u64, ..guest.mapping() };
+            clients.add(guest.uffd().try_clone().unwrap(), &[rest], 1).unwrap();
+        }
+        let ((), more) = serving(&mut clients, || {
+            moves.join().unwrap();
+            for reader in readers {
+                reader.join().unwrap();
+            }
+        });
+        told.extend(more);
+        told
+    });
+    drop(clients); // nobody is told that the memory is unmapped
+    drop(guest);
+    // SAFETY: the moved range.
+    unsafe { munmap(std::ptr::with_exposed_provenance_mut(to), bytes) }.unwrap();
+    told.is_empty()
+}
+
+#[test]
+fn who_waits_where_memory_is_moved_to_waits_until_the_move_is_told() {
+    assert!(gets_on_where_it_moves());
+    let caught = mutant::with(Some(Mutant::OutsideAtOnce), gets_on_where_it_moves);
+    assert!(!caught, "the mutant does nothing");
+}
+
+/// Its close waits for the lock of the child's memory, as long as the child likes.
+#[test]
+fn the_userfaultfd_of_a_forked_child_is_closed_by_who_is_told_of_it() {
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    if !may_ask_for(FORKS) {
+        eprintln!("not tested: to be told of forks takes CAP_SYS_PTRACE");
+        return;
+    }
+    let guest = Guest::new(&clients, ClientMemory::Private, FORKS);
+    let id = guest.add_to(&mut clients);
+    let foreign = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
+    let (child, told) = std::thread::scope(|scope| {
+        let forks = scope.spawn(|| {
+            // SAFETY: the child ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(0) };
+            }
+            child
+        });
+        let mut told = Vec::new();
+        // Ends: each fork waits until it was told. Other tests fork, too.
+        while !forks.is_finished() {
+            told.extend(clients.work());
+            if !told.is_empty() {
+                foreign.read(&mut Vec::new(), &mut Vec::new()).unwrap();
+            }
+            std::thread::yield_now();
+        }
+        (forks.join().unwrap(), told)
+    });
+    drop((foreign, guest));
+    let mut status = 0;
+    // SAFETY: this process's child; `status` is this function's.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    let [ClientEvent::Ended { client, cause: ClientError::Forked { children } }] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((*client, children.is_empty()), (id, false));
+    for child in children.iter() {
+        let what = std::fs::read_link(format!("/proc/self/fd/{}", child.as_raw_fd())).unwrap();
+        assert_eq!(what.as_os_str(), "anon_inode:[userfaultfd]");
+    }
 }
 
 /// Whether a client is still heard that has so many faults which rest.

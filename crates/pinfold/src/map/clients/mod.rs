@@ -432,22 +432,28 @@ impl Clients {
             self.stats.ahead -= u64::from(client.ahead.is_some());
             self.turns.change(client.owner, |owner| {
                 owner.waiting.remove(&id);
+                for (all, of_this) in owner.pieces.iter_mut().zip(client.counted) {
+                    *all -= of_this;
+                }
             });
+            let unbegun = self.turns.forget_reads(client.owner, id);
             if mutant::on(Mutant::ReadsForgotten) {
-                self.turns.change(client.owner, |owner| owner.reads = 0);
+                self.turns.change(client.owner, |owner| (owner.reads, owner.begun) = (0, 0));
             }
             self.turns.go(client.owner);
             let came = client.came.iter().filter(|(came, _)| matches!(came, Came::Page(_))).count();
-            self.leave_reads(id, client.waiting.len() - came);
+            self.leave_reads(id, client.waiting.len() - came - unbegun);
+            self.begin_reads(client.owner);
             if mutant::on(Mutant::LeftKeepsDescriptor) {
                 std::mem::forget(client);
             }
         }
     }
 
-    /// The reads of a client that has left. The first ones for faults go on: what they bring is
-    /// likely to be wanted. Of the others, those that were not begun yet never are. So what is kept
-    /// of all that have left is bounded, also while the source does not answer.
+    /// The reads of a client that has left, as far as they were begun here. The first ones for faults
+    /// go on: what they bring is likely to be wanted. Of the others, those that the source has not
+    /// begun never are. So what is kept of all that have left is bounded, also while the source does
+    /// not answer.
     fn leave_reads(&mut self, id: u64, reads: usize) {
         let go_on = self.of_nobody + reads <= READS_MAX;
         if go_on {
@@ -464,10 +470,10 @@ impl Clients {
             return;
         }
         for job in gone.values() {
-            turns.change(job.owner, |it| match job.what {
-                ReadFor::Fault(_) => it.reads = it.reads.saturating_sub(1),
-                ReadFor::Ahead(..) => it.ahead -= 1,
-            });
+            match job.what {
+                ReadFor::Fault(_) => turns.end_read(job.owner),
+                ReadFor::Ahead(..) => turns.change(job.owner, |it| it.ahead -= 1),
+            }
         }
         self.completions.keep(|job| !gone.contains_key(&job));
     }

@@ -96,6 +96,7 @@ impl Clients {
             }
             let mut turn = ClientTurn::begin();
             let served = self.serve(id, &mut turn, &mut told);
+            let served = served.and_then(|()| self.count_pieces(id));
             self.end_if(id, served, &mut told);
             let goes_on = self.turns.end(owner, turn, began);
             self.set_pause(id);
@@ -181,6 +182,24 @@ impl Clients {
         if turn.has_time() { self.go_ahead(id) } else { Ok(()) }
     }
 
+    /// Counts what is kept of a client's pages.
+    ///
+    /// # Errors
+    /// It is too much, with that of its owner's other clients.
+    pub(super) fn count_pieces(&mut self, id: u64) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let now = client.pieces();
+        let before = std::mem::replace(&mut client.counted, now);
+        let mut all = now;
+        self.turns.change(client.owner, |it| {
+            for (n, all) in it.pieces.iter_mut().enumerate() {
+                *all = *all + now[n] - before[n];
+            }
+            all = it.pieces;
+        });
+        if mutant::on(Mutant::PiecesOfEach) { Ok(()) } else { client.have(all) }
+    }
+
     fn end_if(
         &mut self,
         id: u64,
@@ -207,9 +226,18 @@ impl Clients {
             && !self.has_to_pause(client)
         {
             let mut messages = std::mem::take(&mut self.messages);
-            let read = client.uffd().read(&mut messages).map_err(ClientError::of_read);
+            let mut children = Vec::new();
+            let read = client.uffd().read(&mut messages, &mut children);
             turn.heard(messages.len());
             let are_all = messages.len() < foreign::MESSAGES_MAX;
+            let read = read.map_err(ClientError::of_read).and_then(|()| {
+                let has_forked = !children.is_empty();
+                if has_forked {
+                    Err(ClientError::Forked { children: children.into() })
+                } else {
+                    Ok(())
+                }
+            });
             let taken = read.and_then(|()| self.take(id, &mut messages, told));
             messages.clear();
             self.messages = messages;
@@ -264,7 +292,14 @@ impl Clients {
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let page = client.page_at(address)?;
+        let page = match client.page_at(address) {
+            // It may have moved its memory there, which is not told yet.
+            Err(_) if client.uffd().is_changing(address) && !mutant::on(Mutant::OutsideAtOnce) => {
+                self.rest(id, address, short_since);
+                return Ok(());
+            }
+            page => page?,
+        };
         if let (Some(touched), Some(page)) = (&mut self.touched, page)
             && touched.seen.add(page)
         {
@@ -334,9 +369,20 @@ impl Clients {
         if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
             waiting.insert(WaitingPage { since: Instant::now(), short_since });
             self.stats.waited += 1;
-            self.last_job += 1;
             let owner = client.owner;
-            self.turns.change(owner, |it| it.reads += 1);
+            self.turns.read(owner, id, page);
+            self.begin_reads(owner);
+        }
+    }
+
+    /// Begins reads that an owner's faults wait for: so many that half of what the source carries out
+    /// at a time is left to others. A part of it that is slow, or that does not answer, keeps no more.
+    pub(super) fn begin_reads(&mut self, owner: u64) {
+        let most = self.snapshot.file.handle().mapping.backing.at_once() / 2;
+        // Ends: each turn begins one.
+        while let Some((id, page)) = self.turns.begin_read(owner, most.max(1)) {
+            let client = self.clients.get(&id).expect("no reads are left of who has left");
+            self.last_job += 1;
             self.jobs
                 .insert(self.last_job, ReadJob { client: id, owner, what: ReadFor::Fault(page) });
             around::begin(client.file.handle(), page, self.snapshot.around(page));
@@ -361,10 +407,13 @@ impl Clients {
                 continue;
             }
             let ReadJob { client: id, owner, what } = job.remove();
-            self.turns.change(owner, |it| match what {
-                ReadFor::Fault(_) => it.reads = it.reads.saturating_sub(1),
-                ReadFor::Ahead(..) => it.ahead -= 1,
-            });
+            match what {
+                ReadFor::Fault(_) => {
+                    self.turns.end_read(owner);
+                    self.begin_reads(owner);
+                }
+                ReadFor::Ahead(..) => self.turns.change(owner, |it| it.ahead -= 1),
+            }
             let Some(client) = self.clients.get_mut(&id) else {
                 self.of_nobody -= usize::from(matches!(what, ReadFor::Fault(_)));
                 continue; // it has left
@@ -431,9 +480,10 @@ impl Clients {
             && let Some(again) = client.rested()
         {
             turn.heard(1);
-            // Not mapped there any more: who waits was woken.
             if client.page_at(again.address).is_ok() {
                 self.fault(id, again.address, again.short_since, told)?;
+            } else {
+                client.wake(again.address); // it may be mapped elsewhere by now: it asks again
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //! all that is between is the kernel.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,6 +27,8 @@ const MISSING: u64 = 1;
 const MINOR: u64 = 4;
 /// Removed, remapped and unmapped ranges are told.
 pub(super) const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+/// Forks are told.
+pub(super) const FORKS: u64 = 1 << 1;
 const SHMEM: u64 = 1 << 5 | 1 << 10;
 
 /// A client's memory in this process.
@@ -70,6 +72,11 @@ impl Guest {
         ClientMapping { address, bytes, offset: 0, memory: self.memory }
     }
 
+    /// These bytes of the mapping were moved away. Once.
+    pub(super) fn moved(&self, range: Range<usize>) {
+        *self.moved.lock().unwrap() = range;
+    }
+
     pub(super) fn add_to(&self, clients: &mut Clients) -> ClientId {
         clients.add(self.uffd().try_clone().unwrap(), &[self.mapping()], 1).unwrap()
     }
@@ -105,13 +112,24 @@ pub(super) fn register(start: u64, bytes: u64) -> OwnedFd {
     register_for(start, bytes, MISSING, 0)
 }
 
-fn register_for(start: u64, bytes: u64, mode: u64, features: u64) -> OwnedFd {
+/// A userfaultfd with these features.
+fn with_features(features: u64) -> rustix::io::Result<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     // SAFETY: used for the caller's mapping.
-    let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap();
+    let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }?;
     let mut api = Api { version: 0xAA, features, ioctls: 0 };
     // SAFETY: the kernel's struct.
-    unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
+    unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }?;
+    Ok(uffd)
+}
+
+/// Whether this process may ask for these features.
+pub(super) fn may_ask_for(features: u64) -> bool {
+    with_features(features).is_ok()
+}
+
+fn register_for(start: u64, bytes: u64, mode: u64, features: u64) -> OwnedFd {
+    let uffd = with_features(features).unwrap();
     let mut register = Register { span: Span { start, bytes }, mode, ioctls: 0 };
     // SAFETY: the kernel's struct, and the caller's mapping.
     unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
@@ -130,6 +148,14 @@ pub(super) fn snapshot(budget: usize, bytes: Vec<u8>) -> (Cache, File) {
     let cache = Cache::new(Options::new(budget as u64)).unwrap();
     let file = cache.attach("snapshot", Arc::new(Memory::new(bytes))).unwrap();
     (cache, file)
+}
+
+/// Faults that a userfaultfd has, and of which it was not told yet.
+pub(super) fn pending(guest: &Guest) -> usize {
+    let path = format!("/proc/self/fdinfo/{}", guest.uffd().as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("pending:")).unwrap();
+    line.trim().parse().unwrap()
 }
 
 /// Serves while `body` runs in another thread.
@@ -350,7 +376,7 @@ fn what_a_client_removes_is_zeros_and_what_it_moves_stays_what_it_is() {
             (500..510).for_each(|page| assert_eq!(guest.read(page), byte_of(page)));
             let bytes = 20 * P as usize;
             let start = 500 * P as usize;
-            *guest.moved.lock().unwrap() = start..start + bytes;
+            guest.moved(start..start + bytes);
             // SAFETY: in the mapping; it is used no more at the old address.
             let moved = unsafe {
                 mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE)
@@ -418,7 +444,7 @@ fn a_client_that_makes_its_descriptor_blocking_is_given_up_and_blocks_nobody() {
     // Had it been read before that was noticed, nothing would have blocked either.
     let foreign = Foreign::new(bad.uffd().try_clone().unwrap()).unwrap();
     let mut none = Vec::new();
-    let _ = foreign.read(&mut none);
+    let _ = foreign.read(&mut none, &mut Vec::new());
     assert_eq!(none, []);
 }
 
@@ -443,7 +469,7 @@ fn a_client_is_taken_over_with_its_faults_in_flight() {
         let mut messages = Vec::new();
         let foreign = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
         while messages.is_empty() {
-            foreign.read(&mut messages).unwrap();
+            foreign.read(&mut messages, &mut Vec::new()).unwrap();
         }
         drop(old);
         let mut new = Clients::new(&second).unwrap();

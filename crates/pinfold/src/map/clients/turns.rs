@@ -44,7 +44,7 @@ const REST_MAX: Duration = Duration::from_secs(5);
 /// Messages that are heard in one turn, at most.
 pub(super) const MESSAGES_MAX: usize = 16;
 
-/// The most reads that are under way for the faults of one owner, and of owners that are gone.
+/// The most reads that the faults of one owner wait for, and of owners that are gone.
 pub(super) const READS_MAX: usize = 64;
 
 /// The most turns of one owner whose reads ahead are under way.
@@ -54,10 +54,16 @@ pub(super) const AHEAD_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Owner {
     pub(super) clients: usize,
-    /// Reads that are under way for faults, also of clients that have left.
+    /// Reads that faults wait for, also of clients that have left.
     pub(super) reads: usize,
+    /// Of these, the ones that were begun.
+    pub(super) begun: usize,
+    /// The others: the client, and the page.
+    unbegun: VecDeque<(u64, u64)>,
     /// Turns whose reads ahead are under way.
     pub(super) ahead: usize,
+    /// Pieces of what was installed for its clients, and of what they have removed.
+    pub(super) pieces: [usize; 2],
     /// Time of this round, and what was used too much of the rounds before.
     used: Duration,
     rests_until: Option<Instant>,
@@ -154,6 +160,45 @@ impl ClientTurns {
     /// Until when an owner rests.
     pub(super) fn rests_until(&self, owner: u64) -> Option<Instant> {
         self.owners.get(&owner)?.rests_until
+    }
+
+    /// An owner's fault waits for a read of `page`.
+    pub(super) fn read(&mut self, owner: u64, client: u64, page: u64) {
+        self.change(owner, |it| {
+            it.reads += 1;
+            it.unbegun.push_back((client, page));
+        });
+    }
+
+    /// The next read that an owner may begin, if it has fewer than `most`: the client, and the page.
+    pub(super) fn begin_read(&mut self, owner: u64, most: usize) -> Option<(u64, u64)> {
+        let it = self.owners.get_mut(&owner)?;
+        if it.begun >= most && !mutant::on(Mutant::AllReadsBegun) {
+            return None;
+        }
+        let next = it.unbegun.pop_front()?;
+        it.begun += 1;
+        Some(next)
+    }
+
+    /// A read has ended, or is waited for no longer, that an owner has begun.
+    pub(super) fn end_read(&mut self, owner: u64) {
+        self.change(owner, |it| {
+            it.reads = it.reads.saturating_sub(1);
+            it.begun = it.begun.saturating_sub(1);
+        });
+    }
+
+    /// No read is begun any more for a client; how many there were to begin.
+    pub(super) fn forget_reads(&mut self, owner: u64, client: u64) -> usize {
+        let mut forgotten = 0;
+        self.change(owner, |it| {
+            let before = it.unbegun.len();
+            it.unbegun.retain(|&(of, _)| of != client);
+            forgotten = before - it.unbegun.len();
+            it.reads = it.reads.saturating_sub(forgotten);
+        });
+        forgotten
     }
 
     /// A client whose owner has room for its reads since the last call.

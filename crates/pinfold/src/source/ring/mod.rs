@@ -88,6 +88,12 @@ impl Ring {
         self.shared.state.lock().refused.clone()
     }
 
+    /// The most requests of one file, if there is no other, that the kernel has at a time.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn at_once(&self) -> usize {
+        (self.shared.depth / 2).max(1)
+    }
+
     /// Takes requests off the front of `batch`, as many as the limits allow.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();

@@ -303,7 +303,7 @@ mod tests {
         let map = Space::new(&cache, 0).unwrap().map_anon(4 << 20).unwrap();
         let core = cache.core();
         let mut pages = 0;
-        while pages == 0 || core.frames.free_hollow() % Order::MAX.frames() > 0 {
+        while pages == 0 || !core.frames.free_hollow().is_multiple_of(Order::MAX.frames()) {
             map.write_at(&[7], pages << 12).unwrap();
             pages += 1;
         }

@@ -273,6 +273,7 @@ fn a_run_that_is_not_empty_is_given_back() {
 }
 
 /// Whether a run stays as it is that somebody has taken to make it hollow, and which is held since.
+#[cfg(feature = "map")]
 fn stays_what_it_is(mutant: Option<Mutant>) -> bool {
     let frames = open(TEST_FRAMES);
     let run = frames.change(|lists, on| lists.take(on, Order::MAX, Mobility::Movable));
@@ -290,6 +291,7 @@ fn stays_what_it_is(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
+#[cfg(feature = "map")]
 fn a_run_that_is_held_does_not_become_hollow() {
     assert!(stays_what_it_is(None));
     assert!(!stays_what_it_is(Some(Mutant::HoldLeaks)));

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::units::FRAMES_MIN;
 use super::*;
+#[cfg(feature = "map")]
 use crate::base::mutant::{self, Mutant};
 
 const TEST_FRAMES: u32 = 3 * 512 + 77;

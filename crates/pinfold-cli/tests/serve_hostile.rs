@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
@@ -146,13 +146,17 @@ fn status_kib(pid: u32, key: &str) -> u64 {
     line.trim_matches(':').trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
 
+fn number_of_threads(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
+}
+
 #[test]
 fn a_message_takes_no_more_memory_than_its_text() {
     let ground = Ground::new(4 * MIB);
     let server = ground.serve(&[]);
     result(ground.restore(&[]));
     let pid = server.child.id();
-    let before = status_kib(pid, "VmHWM");
+    let (before, threads) = (status_kib(pid, "VmHWM"), number_of_threads(pid));
     let many = |one: &str| vec![one; 250_000 / (one.len() + 1)].join(",");
     for (message, why) in [
         (format!("[{}]", many(r#"{"":0}"#)), " mappings: there must be 1 to 1024"),
@@ -166,6 +170,12 @@ fn a_message_takes_no_more_memory_than_its_text() {
         let line = server.says("is not served any more");
         assert!(line.contains(why), "{line}");
         closed(&stream);
+        // What it had goes with its thread.
+        let deadline = Instant::now() + LIMIT;
+        while number_of_threads(pid) > threads {
+            assert!(Instant::now() < deadline, "the connection's thread does not end");
+            std::thread::yield_now();
+        }
     }
     let grown = status_kib(pid, "VmHWM") - before;
     assert!(grown < 4 << 10, "{grown} KiB");

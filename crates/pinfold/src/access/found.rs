@@ -184,7 +184,7 @@ impl Handle {
     }
 
     /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
-    /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `fill`
+    /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `missing`
     /// gets a reference if the page is absent; if it gets none, there is no result. With `counted`, a
     /// page that is present counts as a hit.
     #[inline(always)]
@@ -192,14 +192,14 @@ impl Handle {
         &'a self,
         page: u64,
         (mark, counted): (ReadaheadMark, bool),
-        mut fill: impl FnMut() -> Result<Option<Held<'a>>>,
+        mut missing: impl FnMut() -> Result<Option<Held<'a>>>,
         mut done: impl FnMut(Held<'a>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         // Ends: each repetition follows an invalidation of this folio, or the caller's patience
         // bounds it.
         loop {
             let held = self.core.hold(&self.mapping, page);
-            // Given back before the fill, which may have to evict: hence no guard in the match.
+            // Given back before the miss, which may have to evict: hence no guard in the match.
             let usable = |held: &Held<'_>| !held.frame().is_changing() && held.is_readable_here();
             let held = match held.filter(usable) {
                 Some(held) => {
@@ -208,7 +208,7 @@ impl Handle {
                     }
                     held
                 }
-                None => match fill()? {
+                None => match missing()? {
                     Some(held) => held,
                     None => return Ok(None),
                 },

@@ -5,7 +5,7 @@
 //!
 //! `resizing` is taken before all others, and is the only lock held during a call of the source.
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
-//! Only a batch (`freeze/batch.rs`) takes the `change` mutexes of several mappings, in rising order
+//! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising order
 //! of their numbers. Under a `change` mutex nothing is read, and no frame or node is allocated, as
 //! eviction takes it; but the heap may be used (a larger directory, once for a file that grows; the
 //! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the

@@ -132,8 +132,8 @@ pub(crate) trait Outside {
 
     // Eviction.
 
-    /// The policy offers this folio. True: it goes together with others, and not now; the policy
-    /// knows.
+    /// The policy offers this folio. True: it goes later, with others. All of these leave the page
+    /// tables now, and what is mapped again meanwhile stays.
     fn offer(&self, turns: &mut PieceTurns, sweep: &mut Sweep, head: FrameNumber) -> bool {
         false
     }

@@ -1,6 +1,6 @@
 //! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own. The
-//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call
-//! submits all reads of a batch, 64 at most, and waits for all of them.
+//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (up to
+//! three more where the device is idle) submits all reads of a batch, 64 at most, and waits for them.
 //!
 //! # Early submissions
 //! The kernel notifies a device when a call has submitted all of its reads. A device with little to

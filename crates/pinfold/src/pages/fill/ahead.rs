@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::batch::For;
+use super::landing::For;
 use super::prepare::{FOLIOS_MAX, prepare};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};

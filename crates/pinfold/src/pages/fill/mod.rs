@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `mod.rs` | a miss: finding the folio, filling it, waiting for it |
 //! | `prepare.rs` | steps 1 and 2 below |
-//! | `batch.rs` | folios that are read at once; steps 3 to 5 |
+//! | `landing.rs` | folios that are read at once; steps 3 to 5 |
 //! | `ahead.rs` | reading ahead |
 //! | `alone.rs` | whether a reader tries once more, without the other pages of a read that failed |
 //!
@@ -32,9 +32,9 @@
 
 mod ahead;
 mod alone;
-mod batch;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod hung_tests;
+mod landing;
 mod prepare;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -52,7 +52,7 @@ use crate::pages::stream::Plan;
 pub(crate) use ahead::start_around;
 pub(crate) use ahead::{end_ahead, give_up, plan, read_further, start_ahead};
 pub(crate) use alone::WantedPages;
-pub(crate) use batch::{FillBatch, Filling, For};
+pub(crate) use landing::{FillBatch, Filling, For};
 pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
 
 /// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`

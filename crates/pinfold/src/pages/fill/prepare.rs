@@ -1,7 +1,7 @@
 //! Folios that are about to be filled: memory for them, and their way into the index. Steps 1 and 2
 //! of a fill (`mod.rs`).
 
-use super::batch::{FillBatch, Filling, For};
+use super::landing::{FillBatch, Filling, For};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
@@ -17,7 +17,8 @@ pub(crate) const FOLIOS_MAX: usize = 64;
 
 /// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
 /// the index; the first has `page`. Empty if the index has `page` by now. For a thread, evicts for
-/// the first folio, or says why it cannot; otherwise it is also empty if no memory is free.
+/// the first folio, or says why it cannot. Others evict one turn without waiting, and may get an
+/// empty batch.
 pub(crate) fn prepare(reader: &Handle, page: u64, end: u64, wanted: For) -> Result<FillBatch> {
     let Handle { core, mapping, .. } = reader;
     let mut batch = FillBatch::new(reader, wanted);

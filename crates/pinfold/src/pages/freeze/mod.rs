@@ -4,7 +4,7 @@
 //! | file | subject | freezes | scans the slots | the folio then |
 //! |---|---|---|---|---|
 //! | `users.rs` | who may still use a folio in place; ending the grant of a large folio | the step itself | the step itself, but for a grant: its bytes stay | is thawed |
-//! | `batch.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
+//! | `together.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
 //! | `migrate.rs` | moving a folio's bytes to other frames | yes | yes | is replaced |
 //! | `split.rs` | making small folios of a large one | yes | yes | is handed out in pieces |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
@@ -15,15 +15,14 @@
 //! leaves the old folio to its users; so does `map/`, where it puts its bytes outside of the arena.
 //! Nothing here allocates or evicts.
 
-mod batch;
 mod drop;
 mod migrate;
 mod split;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
+mod together;
 mod users;
 
-pub(crate) use batch::{Candidates, Frozen, To};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
 #[cfg(all(feature = "map", not(loom)))]
@@ -31,6 +30,7 @@ pub(crate) use drop::drop_within;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use split::split;
+pub(crate) use together::{Candidates, Frozen, To};
 #[cfg(feature = "map")]
 pub(crate) use users::let_go;
 pub(crate) use users::{InUse, collect, revoke};

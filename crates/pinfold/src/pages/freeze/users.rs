@@ -50,6 +50,7 @@ pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
     if mutant::on(Mutant::FreezePinned) && frame.count.pins() > 0 {
         let _ = frame.count.unpin(frame.count.pins());
     }
+    // The frozen bit is set here.
     match frame.count.freeze(expected) {
         Ok(()) => {
             if !mutant::on(Mutant::FreezeStaysEven) {

@@ -169,7 +169,7 @@ pub(crate) fn empty_some(
     }
     let batch = Candidates::new(core, folios);
     let mut moved = Vec::with_capacity(places.len());
-    let mut frozen = batch.freeze(core, To::Move);
+    let mut frozen = batch.freeze_all(core, To::Move);
     for (n, &place) in places.iter().enumerate() {
         let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
             moved.push(false);

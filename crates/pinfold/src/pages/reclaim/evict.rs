@@ -107,7 +107,8 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
         let mut offered = 0;
         // Ends: as the outer loop.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
-            // The policy offers some. A hollow folio is the last of them: it may go with others.
+            // The policy offers some. A hollow folio is the last of them: it may go with others, and
+            // these are then taken out of the page tables here.
             let most = FOLIOS_AT_ONCE - folios.len();
             let left = pages - offered;
             let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
@@ -229,10 +230,10 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
     // 2. Take the files' mutexes and freeze the folios together: from here on there are no new
     //    references, no optimistic read succeeds, and no reader borrows them. Folios in use stay,
     //    and so do dirty ones.
-    let mut frozen = batch.freeze(core, To::Leave);
+    let mut frozen = batch.freeze_all(core, To::Leave);
 
-    // 3. What is outside leaves memory now, as the system may refuse it: then it stays. Whoever
-    //    stores to it waits for the mutex.
+    // 3. Of files all of whose pages are outside: they leave memory now, as the system may refuse
+    //    it. Then they stay. Whoever stores to them waits for the mutex. (Other files: step 6.)
     for (n, mapping) in batch.mappings.iter().enumerate() {
         if core.is_outside(mapping) {
             for it in core.leave_memory(mapping, &frozen.frozen_of(n)) {
@@ -241,7 +242,7 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
         }
     }
 
-    // 4. Tell the policy of each, which leaves ghosts of its pages; remove it from the index: no
+    // 4. Tell the policy of each (`residency.rs` leaves ghosts of its pages); remove it from the index: no
     //    look-up finds it any more; forget the identity.
     let (mut evicted, mut stayed) = (Vec::with_capacity(batch.folios.len()), Vec::new());
     for (n, &folio) in batch.folios.iter().enumerate() {

@@ -121,12 +121,13 @@ impl Shortage {
 }
 
 /// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there is
-/// none; without, waits for nothing, and may return `None`.
+/// none; without, evicts one turn, waits for nobody, and returns `None` if that was not enough.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
     needed: bool,
 ) -> Result<Option<(FrameNumber, Order)>, Shortage> {
+    // The budget is charged here: the arena is the budget. (A fill's share is of its file alone.)
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
     let whole = whole.or_else(|| make_whole(core, wish, needed).map(|head| (head, wish)));
     let got = whole.or_else(|| core.frames.alloc_at_most(wish));

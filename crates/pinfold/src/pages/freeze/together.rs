@@ -78,7 +78,7 @@ impl Candidates {
     }
 
     /// Steps 2 to 5, except for the caller's part.
-    pub(crate) fn freeze(&self, core: &Core, to: To) -> FrozenBatch<'_> {
+    pub(crate) fn freeze_all(&self, core: &Core, to: To) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
         if to == To::Leave {
             self.notice_stores(core, &mut changing);
@@ -88,7 +88,7 @@ impl Candidates {
             let id = folio.identity.mapping;
             let at = self.mappings.binary_search_by_key(&id, |mapping| mapping.id);
             states.push(match at {
-                Ok(at) => freeze_there(core, &mut changing[at], folio, to).map(|()| at),
+                Ok(at) => freeze_if_there(core, &mut changing[at], folio, to).map(|()| at),
                 Err(_) => Err(InUse::Busy),
             });
         }
@@ -157,7 +157,7 @@ impl<'a> FrozenBatch<'a> {
 }
 
 /// Step 3 for one folio.
-fn freeze_there(
+fn freeze_if_there(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: Candidate,

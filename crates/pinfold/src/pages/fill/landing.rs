@@ -218,9 +218,9 @@ fn land(
     // Step 4.
     let mut changing = mapping.change();
     // Otherwise it was dropped meanwhile and cannot be found any more.
-    let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
+    let in_index = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
     match checked {
-        Ok(()) if wanted => {
+        Ok(()) if in_index => {
             if !mutant::on(Mutant::EvenBeforeRead) {
                 // Under the mutex, as the length changes under it too: see `freeze::resize`.
                 let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
@@ -233,7 +233,7 @@ fn land(
                 core.counters.count(Event::Refault);
             }
         }
-        Err(error) if wanted => {
+        Err(error) if in_index => {
             match wanted_by {
                 _ if !refused => core.counters.count(Event::FillError),
                 For::Nobody => core.counters.count(Event::ReadaheadDropped),
@@ -254,7 +254,7 @@ fn land(
         }
         _ => {}
     }
-    let failed = wanted && frame.is_changing();
+    let failed = in_index && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
     core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());

@@ -111,8 +111,7 @@ impl<'f> Get<'f> {
 impl<'f> Future for Get<'f> {
     type Output = Result<FolioRef<'f>>;
 
-    // A hit in line: by a call it takes a seventh longer (`bench batch --only pinfold-get-async`).
-    #[inline(always)]
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.poll_with(context.waker())
     }

@@ -31,7 +31,8 @@ pub fn try_print(line: impl Display) -> io::Result<()> {
 
 /// Writes a line to standard error, if that is possible.
 pub fn tell(line: impl Display) {
-    // One write, so that lines of several processes do not mix. There is nobody to tell of an error.
+    // One write, so that lines of several processes do not mix. There is nobody to tell of an
+    // error.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 

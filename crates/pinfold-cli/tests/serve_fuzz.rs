@@ -324,7 +324,8 @@ fn moves(server: &Server, random: &mut Pcg64) {
     let mut free: Vec<usize> = (0..BLOCKS).map(|block| address(room, block)).collect();
     let stream = UnixStream::connect(&server.socket).unwrap();
     send(&stream, &format!("[{}]", mapping(at, (BLOCKS + 1) * BLOCK, 0, "")), &[&uffd]);
-    // While a discard is not told, no page can be installed: so there is a number of them in a step.
+    // While a discard is not told, no page can be installed: so there is a number of them in a
+    // step.
     let (step, steps) = (AtomicU64::new(0), 40);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -7,8 +7,8 @@
 //!
 //! The file is divided into as many columns as there are readers. Each reader takes its column in
 //! order, piece by piece, by a clone of the file. Each row is a new cache; the rows take turns. The
-//! times are milliseconds: the median of all rounds, the shortest and the longest. The kernel's page
-//! cache has nothing of the file when a row begins.
+//! times are milliseconds: the median of all rounds, the shortest and the longest. The kernel's
+//! page cache has nothing of the file when a row begins.
 
 use std::fs::File as SystemFile;
 use std::io::Write;

@@ -55,14 +55,14 @@ use crate::stats::Stats;
 ///
 /// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
-/// to date at the fork, from a private copy. But it does not have the memory of maps: pages that were
-/// brought through a [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one that was
-/// taken before the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a
-/// file, `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
-/// [`ErrorKind::Forked`], because the child has none of the cache's threads, and their locks may have
-/// been held at the fork. The `try_` calls return `None` for what was not cached,
-/// [`stats`](Self::stats) are all zeros, [`pins`](Self::pins) are `None`. Dropping a handle in the
-/// child frees nothing until it ends or calls exec.
+/// to date at the fork, from a private copy. But it does not have the memory of maps: pages that
+/// were brought through a [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one
+/// that was taken before the fork ends the child by SIGSEGV. Whatever needs more than that (a miss,
+/// opening a file, `prefetch`, a pin that must move a folio, advice, invalidation, a new
+/// [`Reader`]) fails with [`ErrorKind::Forked`], because the child has none of the cache's threads,
+/// and their locks may have been held at the fork. The `try_` calls return `None` for what was not
+/// cached, [`stats`](Self::stats) are all zeros, [`pins`](Self::pins) are `None`. Dropping a handle
+/// in the child frees nothing until it ends or calls exec.
 ///
 /// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
 /// hold locks of the whole process while a thread starts or ends. If one of the parent's threads
@@ -77,8 +77,8 @@ pub struct Cache {
     core: Arc<Core>,
 }
 
-// A caught panic leaves the cache as consistent as a returned error does: none of the program's code
-// runs while its state is half changed (`mapping.rs`, "Locks"), a source's panics are caught
+// A caught panic leaves the cache as consistent as a returned error does: none of the program's
+// code runs while its state is half changed (`mapping.rs`, "Locks"), a source's panics are caught
 // (`guarded.rs`), and no lock is ever poisoned.
 impl UnwindSafe for Cache {}
 impl RefUnwindSafe for Cache {}
@@ -101,10 +101,9 @@ impl std::fmt::Debug for Cache {
 impl Cache {
     /// Makes a cache of `options.budget_bytes`. Reserves the whole budget, writes 1/64 of it (the
     /// frame table), and starts two threads: `pinfold-reclaim` evicts in the background, and
-    /// `pinfold-ring` drives `io_uring`, if there is one; with a swap also two `pinfold-swap`, which
-    /// write own memory to it. Others start when they are first needed:
-    /// up to 16 `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for
-    /// deadlines.
+    /// `pinfold-ring` drives `io_uring`, if there is one; with a swap also two `pinfold-swap`,
+    /// which write own memory to it. Others start when they are first needed: up to 16
+    /// `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for deadlines.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or if
@@ -149,8 +148,8 @@ impl Cache {
     }
 
     /// Opens the file or block device at `path` for reading. A file that is opened twice (same
-    /// device and inode) is cached once. Reads use direct I/O where the file system supports it, the
-    /// kernel's page cache otherwise; [`sources`](Self::sources) says which.
+    /// device and inode) is cached once. Reads use direct I/O where the file system supports it,
+    /// the kernel's page cache otherwise; [`sources`](Self::sources) says which.
     ///
     /// # What others have written
     ///
@@ -172,8 +171,8 @@ impl Cache {
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had
     /// the same time. Since Linux 6.13 this is not so for files on ext4 and XFS that are read
-    /// directly, unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a sandbox
-    /// refuses statmount(2).
+    /// directly, unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a
+    /// sandbox refuses statmount(2).
     ///
     /// What a [refresh](File::refresh) has kept of a file that has grown is dropped by the next
     /// `open`, too: the refresh compares a part of it only.
@@ -296,8 +295,8 @@ impl Cache {
         &self.core
     }
 
-    /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep one
-    /// per thread: registering takes a mutex.
+    /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep
+    /// one per thread: registering takes a mutex.
     ///
     /// # Errors
     /// [`ErrorKind::TooMany`] if all 4096 records are in use
@@ -310,16 +309,16 @@ impl Cache {
     /// Frees 2 MiB of memory in one piece by moving folios, unless there are 2 MiB free already.
     /// Helps the next large folio (a sequential read, a pin of 2 MiB). False if it could not: what
     /// is in the way is held or pinned, or too little memory is free. Copies up to 2 MiB for each
-    /// of at most eight attempts; does no I/O. Feature `testing`: the cache does this by itself where
-    /// it needs to.
+    /// of at most eight attempts; does no I/O. Feature `testing`: the cache does this by itself
+    /// where it needs to.
     #[cfg(feature = "testing")]
     pub fn compact(&self) -> bool {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
-    /// All pins, the oldest first. A forgotten pin leaks the whole budget: where a program is done with
-    /// a cache, nothing should be pinned any more ([`Stats::pinned_bytes`]). `None` unless the cache
-    /// was made with [`Options::track_pins`], and in a forked child.
+    /// All pins, the oldest first. A forgotten pin leaks the whole budget: where a program is done
+    /// with a cache, nothing should be pinned any more ([`Stats::pinned_bytes`]). `None` unless the
+    /// cache was made with [`Options::track_pins`], and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
         self.core.check_owner().ok()?;
         self.core.holders.all()

@@ -1,5 +1,5 @@
-//! All errors, as a program gets them: [`Error`], the [`ErrorKind`] to act on, and what of a [`Cause`]
-//! programs tell apart. What each says is in `error/cause.rs`.
+//! All errors, as a program gets them: [`Error`], the [`ErrorKind`] to act on, and what of a
+//! [`Cause`] programs tell apart. What each says is in `error/cause.rs`.
 
 use std::error::Error as StdError;
 use std::sync::Arc;

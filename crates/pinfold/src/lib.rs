@@ -50,8 +50,8 @@
 //! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | the same as without `try` |
 //!
-//! Reads take an offset in bytes; `bytes`, `pin`, `advise` and `invalidate` take a range of bytes; the
-//! others take the number of a page.
+//! Reads take an offset in bytes; `bytes`, `pin`, `advise` and `invalidate` take a range of bytes;
+//! the others take the number of a page.
 //!
 //! "No store to shared memory" holds for `borrow` and for short reads
 //! ([`Options::short_read_max_bytes`]) once a folio has been used three times. Until then, a thread
@@ -239,23 +239,23 @@
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
 //!
-//! With a swap ([`Options::swap_bytes`]), eviction hands own memory over to two threads that write it, and
-//! goes on with what needs no write. So no call waits for a swap that hangs, but those that read from
-//! it or say that they write: the table names them. Where only own memory could leave, a miss waits
-//! for memory as above.
+//! With a swap ([`Options::swap_bytes`]), eviction hands own memory over to two threads that write
+//! it, and goes on with what needs no write. So no call waits for a swap that hangs, but those that
+//! read from it or say that they write: the table names them. Where only own memory could leave, a
+//! miss waits for memory as above.
 //!
 //! # Futures
 //!
-//! The futures of the calls that end in `async` run on any runtime. A poll waits neither for a source
-//! nor for memory. It may take a lock for a moment, evict what needs no write, and copy up to the whole
-//! buffer.
+//! The futures of the calls that end in `async` run on any runtime. A poll waits neither for a
+//! source nor for memory. It may take a lock for a moment, evict what needs no write, and copy up
+//! to the whole buffer.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
 //! `Arc<File>` with it.
 //!
-//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read, and
-//! is woken by the thread that completes the read. It may be dropped at any time: its read goes on, and
-//! what the read brings stays in the cache.
+//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
+//! and is woken by the thread that completes the read. It may be dropped at any time: its read goes
+//! on, and what the read brings stays in the cache.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
 //! waits for no read: [`try_get`](File::try_get) and its like,
@@ -300,9 +300,9 @@
 //!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read
 //!   single pages.
 //!
-//! That memory is not evicted as long as they live. If they hold the whole budget, a miss fails with
-//! [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards for as long
-//! as you look at the bytes, and copy what you keep for longer.
+//! That memory is not evicted as long as they live. If they hold the whole budget, a miss fails
+//! with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards for
+//! as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.
@@ -331,7 +331,7 @@
 // unused there.
 #![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
-/// The README's program compiles.
+/// The README's program runs.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

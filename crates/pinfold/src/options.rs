@@ -36,12 +36,12 @@ pub struct Options {
     /// 64 KiB by default; 0 turns such reads off, and values from 4 GiB on count as 4 GiB - 1. A
     /// read that crosses the end of a folio, which has at most 2 MiB, always takes references.
     pub short_read_max_bytes: usize,
-    /// The most bytes that are read ahead of a sequential reader in one piece: 2 MiB by default. The
-    /// limit is 2 MiB or a 32nd of the budget, whichever is less. Rounded up to whole pages. The first
-    /// piece has 64 KiB, or this if it is less, and each further one twice as much. Where much was
-    /// read ahead in vain before, less is read at first: a quarter of what is known to be read in
-    /// order. 0 turns readahead off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then
-    /// read in pieces of 64 KiB.
+    /// The most bytes that are read ahead of a sequential reader in one piece: 2 MiB by default.
+    /// The limit is 2 MiB or a 32nd of the budget, whichever is less. Rounded up to whole pages.
+    /// The first piece has 64 KiB, or this if it is less, and each further one twice as much. Where
+    /// much was read ahead in vain before, less is read at first: a quarter of what is known to be
+    /// read in order. 0 turns readahead off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks
+    /// for is then read in pieces of 64 KiB.
     pub readahead_max_bytes: usize,
     /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
     /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
@@ -67,8 +67,8 @@ pub struct Options {
     ///
     /// For programs that pin pages which other threads hold all the time, or that must not wait: no
     /// pin then waits for holders, nor fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy). The
-    /// price: each pinned page keeps the 2 MiB around it from becoming free as a whole, so folios stay
-    /// smaller as long as the pins last (`docs/pin.md` has figures).
+    /// price: each pinned page keeps the 2 MiB around it from becoming free as a whole, so folios
+    /// stay smaller as long as the pins last (`docs/pin.md` has figures).
     pub pin_in_place: bool,
     /// The bytes of the swap, rounded down to whole pages: where [own
     /// memory](crate::Space::map_anon) goes when its pages leave the budget. 0, the default: there
@@ -113,8 +113,8 @@ pub enum Reference {
 
 impl Options {
     /// The budgets that a cache can have, in bytes: from 1 MiB, which holds the frame table, some
-    /// index nodes, and the folios of a few readers at a time, to 256 GiB, the most that index nodes
-    /// can address.
+    /// index nodes, and the folios of a few readers at a time, to 256 GiB, the most that index
+    /// nodes can address.
     pub const BUDGET_BYTES: RangeInclusive<u64> = 1 << 20..=256 << 30;
 
     /// The order of the largest folios; `None` if the option is none of the sizes that there are.
@@ -162,7 +162,7 @@ impl Options {
     ///   ([`Stats::files_bytes`](crate::Stats::files_bytes)), and 4 bytes for each 256 KiB of its
     ///   length, at most 256 KiB, or 512 KiB if it has grown
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
-    /// - 192 bytes for each handle;
+    /// - 280 bytes and its path for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
     /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries

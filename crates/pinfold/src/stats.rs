@@ -12,10 +12,11 @@
 /// | an access to a map | nothing | `misses` or `waits`; what is read with the page in `readahead` |
 ///
 /// So there is no hit rate of borrows, optimistic reads or pins. How many *bytes* were read, by
-/// whatever way in, is in [`Cache::sources`](crate::Cache::sources). Calls for many pages count each
-/// read or page. The futures count as the calls without `async`; a miss of theirs may count in `waits`,
-/// too. A miss of a `try_` call counts nowhere, but for `try_read_at`, where it counts in `reads` and
-/// in `fallbacks` or `long_reads`. If more than 64 threads count at a time, some counts may be lost.
+/// whatever way in, is in [`Cache::sources`](crate::Cache::sources). Calls for many pages count
+/// each read or page. The futures count as the calls without `async`; a miss of theirs may count in
+/// `waits`, too. A miss of a `try_` call counts nowhere, but for `try_read_at`, where it counts in
+/// `reads` and in `fallbacks` or `long_reads`. If more than 64 threads count at a time, some counts
+/// may be lost.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -26,8 +27,8 @@ pub struct Stats {
     pub short_reads: u64,
     /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Calls of `read_at` within the short-read limit that were repeated under a reference: no folio
-    /// was found at the first page.
+    /// Calls of `read_at` within the short-read limit that were repeated under a reference: no
+    /// folio was found at the first page.
     pub fallbacks_absent: u64,
     /// The folio was being filled or changed.
     pub fallbacks_changing: u64,
@@ -53,7 +54,8 @@ pub struct Stats {
     /// Folios that the cache began to read ahead of a reader, or for a
     /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
-    /// Folios that were to be read ahead and were not, because as many reads were under way as may be.
+    /// Folios that were to be read ahead and were not, because as many reads were under way as may
+    /// be.
     pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
@@ -101,8 +103,8 @@ pub struct Stats {
     pub pinned_bytes: u64,
     /// Bytes of the cache's own tables in the budget: what is known of each page, and the indexes.
     pub metadata_bytes: u64,
-    /// Bytes of the tables by which readers find pages quickly, outside the budget: 4 bytes for each
-    /// 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it has grown.
+    /// Bytes of the tables by which readers find pages quickly, outside the budget: 4 bytes for
+    /// each 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it has grown.
     pub directories_bytes: u64,
     /// Bytes of what else is kept for each file, outside the budget too: about 1.6 KiB for each of
     /// [`files`](Self::files), mostly counters. Computed from the sizes of its parts: it leaves out

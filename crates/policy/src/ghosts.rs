@@ -15,7 +15,8 @@
 //! pages have adjacent lines, and meet less often.
 //!
 //! **Wrong answers.** Another page's fingerprint is found where 16 entries of 65,535 values allow
-//! it: one page in 4,096 is taken for one that came back. It enters the main queue, for one passage.
+//! it: one page in 4,096 is taken for one that came back. It enters the main queue, for one
+//! passage.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +57,8 @@ impl<'a> Ghosts<'a> {
         Self(lines)
     }
 
-    /// Notes that these pages of `file` were evicted. `file` is any number that stands for the file.
+    /// Notes that these pages of `file` were evicted. `file` is any number that stands for the
+    /// file.
     pub fn put(self, file: u64, pages: Range<u64>, shadow: Shadow) {
         for page in pages {
             let (line, fingerprint) = self.place(file, page);

@@ -16,8 +16,8 @@
 //! folios, then offers the next whatever its count, so that a caller's stall is bounded however hot
 //! the cache is. What main evicts leaves a ghost too. While main lacks pages (a new cache, a large
 //! file dropped) newcomers that do not fit in small go to main; else small would spread over the
-//! whole cache and keep it, and a loop longer than the cache would find a FIFO and never hit. Pinned
-//! folios are offered, too, and the caller answers that they are pinned.
+//! whole cache and keep it, and a loop longer than the cache would find a FIFO and never hit.
+//! Pinned folios are offered, too, and the caller answers that they are pinned.
 //!
 //! Which queue gives, in this order, of those that still have a folio that did not refuse this
 //! sweep (`sweep.rs`):
@@ -218,16 +218,16 @@ impl S3Fifo {
         self.queues.take_off(r, id);
     }
 
-    /// Whether an offered folio was used enough to stay, but in a few of its parts alone: the caller
-    /// splits it, if it can, and those of its parts that were used stay.
+    /// Whether an offered folio was used enough to stay, but in a few of its parts alone: the
+    /// caller splits it, if it can, and those of its parts that were used stay.
     pub fn stays_in_part<R: Residents>(&self, r: &R, id: Id) -> bool {
         let Place::Offered(queue) = r.place(id) else { return false };
         self.spares(queue, r.uses(id)).is_some() && r.is_partly_used(id)
     }
 
     /// A folio was split. All parts have their new weights and use counts in the table already.
-    /// `head` keeps its place, and the `rest` come next behind it. If it was on offer, the `rest` go
-    /// to the newest end of its queue, and all parts that were used enough are spared.
+    /// `head` keeps its place, and the `rest` come next behind it. If it was on offer, the `rest`
+    /// go to the newest end of its queue, and all parts that were used enough are spared.
     ///
     /// # Panics
     /// If the parts do not weigh `pages_before` together.
@@ -244,8 +244,8 @@ impl S3Fifo {
         }
     }
 
-    /// A folio moved to another frame (migration): `new` has the place that `old` had. Its use count
-    /// is in the table already.
+    /// A folio moved to another frame (migration): `new` has the place that `old` had. Its use
+    /// count is in the table already.
     ///
     /// # Panics
     /// If their weights differ.

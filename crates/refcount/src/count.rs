@@ -29,9 +29,9 @@
 //!
 //! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees the
 //! folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's swap
-//! does not win *C's* zero: C's [`hand_out`](RefCount::hand_out) moved the generation on. If that has
-//! wrapped round meanwhile, the caller is the second defence: the winner destroys what the folio says
-//! it is now, never what the winner remembers of it.
+//! does not win *C's* zero: C's [`hand_out`](RefCount::hand_out) moved the generation on. If that
+//! has wrapped round meanwhile, the caller is the second defence: the winner destroys what the
+//! folio says it is now, never what the winner remembers of it.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -47,8 +47,8 @@ use crate::word::Word;
 /// The type parameters are for model checking; use it as plain `RefCount`. See the
 /// [crate's front page](crate) for what it is, and `docs/refcount.md` for the proof.
 ///
-/// It holds no memory alive by itself. Nothing here is `unsafe`, and misuse never is: at worst a folio
-/// is leaked (see each operation's *Misuse*).
+/// It holds no memory alive by itself. Nothing here is `unsafe`, and misuse never is: at worst a
+/// folio is leaked (see each operation's *Misuse*).
 pub struct RefCount<P: Protocol = Shipped, A: AtomicWord<u64> = AtomicU64> {
     word: A,
     protocol: PhantomData<fn() -> P>,
@@ -269,8 +269,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         frozen
     }
 
-    /// Ends a freeze: clears the frozen bit and leaves `n` references. A plain store, *release*, that
-    /// also wipes the debris of losers. Only for the party that holds the folio alone.
+    /// Ends a freeze: clears the frozen bit and leaves `n` references. A plain store, *release*,
+    /// that also wipes the debris of losers. Only for the party that holds the folio alone.
     ///
     /// # Misuse
     /// Thawing what is not frozen, or with 0 references, panics in debug builds. In release
@@ -283,8 +283,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         trace::unfreeze(self, new, i64::from(n));
     }
 
-    /// Begins a new lifetime: clears the frozen bit and leaves `n` references. What an allocator does
-    /// last, by the same store as [`thaw`](Self::thaw).
+    /// Begins a new lifetime: clears the frozen bit and leaves `n` references. What an allocator
+    /// does last, by the same store as [`thaw`](Self::thaw).
     ///
     /// # Misuse
     /// As [`thaw`](Self::thaw).

@@ -3,9 +3,9 @@
 //!
 //! # The problem
 //!
-//! In a cache, a reader looks a page up while it holds nothing, then takes a reference to it. The page
-//! may have been evicted between the two, so taking a reference must fail on a dead page: "add one
-//! unless it is dead". If dead means that *the count is zero*, this takes a load and a
+//! In a cache, a reader looks a page up while it holds nothing, then takes a reference to it. The
+//! page may have been evicted between the two, so taking a reference must fail on a dead page: "add
+//! one unless it is dead". If dead means that *the count is zero*, this takes a load and a
 //! compare-and-swap loop, and when many cores want the same page, most of the swaps fail.
 //!
 //! # The word

@@ -122,7 +122,8 @@ enum Operation {
     Unpin,
     /// Expecting just what the actor holds.
     Freeze,
-    /// By the party alone, or the one it hands the folio to: a thaw, or a hand-out in a new lifetime.
+    /// By the party alone, or the one it hands the folio to: a thaw, or a hand-out in a new
+    /// lifetime.
     Thaw,
 }
 

@@ -166,8 +166,8 @@ pub struct FaultArgs {
     #[arg(long, value_name = "POLICY,..", value_delimiter = ',')]
     io: Vec<String>,
 
-    /// Handler threads of pinfold, up to 64, which serve the faults of others; 0: each thread serves
-    /// its own, by a signal
+    /// Handler threads of pinfold, up to 64, which serve the faults of others; 0: each thread
+    /// serves its own, by a signal
     #[arg(long, value_name = "N", default_value_t = 0)]
     handlers: usize,
 

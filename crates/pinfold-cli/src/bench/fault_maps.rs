@@ -76,8 +76,8 @@ pub fn check() -> Result<()> {
 }
 
 impl Mapper {
-    /// Opens the files: by the kernel, or with a cache of this budget whose space serves faults like
-    /// this.
+    /// Opens the files: by the kernel, or with a cache of this budget whose space serves faults
+    /// like this.
     pub fn open(
         paths: &[PathBuf],
         budget_bytes: u64,

@@ -254,7 +254,8 @@ fn enter(group: Option<&Group>, child: &Child) -> Result<()> {
         .context("a process cannot enter its control group")
 }
 
-/// Memory of a process, of which what others map, too, counts in part: all together, each page once.
+/// Memory of a process, of which what others map, too, counts in part: all together, each page
+/// once.
 fn proportional_bytes(pid: u32) -> Result<u64> {
     Ok(number(&format!("/proc/{pid}/smaps_rollup"), "Pss:")? << 10)
 }

@@ -1,4 +1,5 @@
-//! The case `swap` of `pinfold bench fault`: anonymous memory that is read, stored to, and paged out.
+//! The case `swap` of `pinfold bench fault`: anonymous memory that is read, stored to, and paged
+//! out.
 //!
 //! Half of the threads go through the memory again and again: they check each page, and store to
 //! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again

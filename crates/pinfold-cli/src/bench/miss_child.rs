@@ -91,8 +91,8 @@ enum Engine {
     Direct,
     Pread,
     Mmap(Mmap),
-    /// The file is open from the beginning to the end: of one that has no name, nothing is kept once
-    /// its last handle has gone.
+    /// The file is open from the beginning to the end: of one that has no name, nothing is kept
+    /// once its last handle has gone.
     Pinfold(Cache, File),
 }
 

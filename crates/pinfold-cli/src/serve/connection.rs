@@ -180,12 +180,11 @@ impl Connection<'_> {
             tv_nsec: left.subsec_nanos().into(),
         });
         // Not by the clock: what it has sent may wait for this thread.
-        process.wait(self.peer.stream(), wait.as_ref()).map_err(|why| why.to_string())?.ok_or_else(
-            || {
-                let seconds = self.shared.silence.as_secs_f64();
-                format!("it has sent no mappings for {seconds} seconds")
-            },
-        )
+        let waited = process.wait(self.peer.stream(), wait.as_ref());
+        waited.map_err(|why| why.to_string())?.ok_or_else(|| {
+            let seconds = self.shared.silence.as_secs_f64();
+            format!("it has sent no mappings for {seconds} seconds")
+        })
     }
 
     fn answer(&mut self, process: &PeerProcess, request: Request) -> Result<(), String> {

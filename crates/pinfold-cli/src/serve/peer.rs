@@ -166,8 +166,8 @@ pub struct PeerProcess {
 pub const ENDED: &str = "the process that has connected has ended";
 
 impl PeerProcess {
-    /// The process as a number: all its clients are served by one thread. Before Linux 6.9 a process
-    /// of another pid namespace may have none: then all such processes of one user are one.
+    /// The process as a number: all its clients are served by one thread. Before Linux 6.9 a
+    /// process of another pid namespace may have none: then all such processes of one user are one.
     pub fn owner(&self) -> u64 {
         self.owner
     }

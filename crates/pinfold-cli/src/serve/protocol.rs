@@ -213,8 +213,8 @@ impl Request {
     }
 }
 
-/// What has come, in pieces of any length, and the messages in it. Each byte is looked at once until
-/// its message is complete.
+/// What has come, in pieces of any length, and the messages in it. Each byte is looked at once
+/// until its message is complete.
 #[derive(Debug, Default)]
 pub struct Messages {
     bytes: Vec<u8>,
@@ -300,8 +300,8 @@ impl Messages {
     }
 }
 
-/// Whether the client reads answers, also that it was wrong. Firecracker does not; its messages have
-/// no such key.
+/// Whether the client reads answers, also that it was wrong. Firecracker does not; its messages
+/// have no such key.
 pub fn is_from_a_listener(message: &str) -> bool {
     // Of an object it fails only if the key is there twice.
     message.starts_with('{')

@@ -47,8 +47,8 @@ pub fn pages_in(runs: &[Range<u64>]) -> u64 {
     runs.iter().map(|run| run.end - run.start).sum()
 }
 
-/// The runs, and the length of what was understood. Memory is taken for each run, however many pages
-/// it has, and for one line.
+/// The runs, and the length of what was understood. Memory is taken for each run, however many
+/// pages it has, and for one line.
 fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<Range<u64>>, u64)> {
     let snapshot_pages = snapshot_bytes.div_ceil(PAGE_BYTES);
     let mut lines = Lines { file: BufReader::new(file), number: 0, whole_bytes: 0 };
@@ -269,8 +269,8 @@ impl Recording {
         &self.known
     }
 
-    /// Adds pages that were touched, in this order, as far as no process has touched them before. They
-    /// wait for their turn in memory. False: it has ended.
+    /// Adds pages that were touched, in this order, as far as no process has touched them before.
+    /// They wait for their turn in memory. False: it has ended.
     pub fn add(&self, mut pages: Vec<u64>) -> bool {
         {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,9 +2,10 @@
 //! (`connection.rs`).
 //!
 //! There are as many connections as the process's descriptors are enough for. Where there is no
-//! room for a new one, one that has sent no mappings gives way: of the process with the most of them,
-//! the oldest. If all have sent theirs, new ones wait in the socket's queue. Where the system gives no thread for a connection, a thread that was started
-//! with the door tells it so, and closes it: also that close may wait.
+//! room for a new one, one that has sent no mappings gives way: of the process with the most of
+//! them, the oldest. If all have sent theirs, new ones wait in the socket's queue. Where the system
+//! gives no thread for a connection, a thread that was started with the door tells it so, and
+//! closes it: also that close may wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -25,8 +26,8 @@ use super::socket;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// Descriptors that a connection has at a time: itself; its process; its userfaultfd, twice; what the
-/// thread of its process waits for, which are three.
+/// Descriptors that a connection has at a time: itself; its process; its userfaultfd, twice; what
+/// the thread of its process waits for, which are three.
 const DESCRIPTORS_EACH: usize = 7;
 
 /// Descriptors that are left for the cache.
@@ -170,8 +171,8 @@ impl Door {
     }
 }
 
-/// Which of these gives way, the oldest first, each with its process: of the process that has the most
-/// of them, so that one with many takes no other's place.
+/// Which of these gives way, the oldest first, each with its process: of the process that has the
+/// most of them, so that one with many takes no other's place.
 fn victim<T>(new: impl Iterator<Item = (Option<i32>, T)>) -> Option<T> {
     let mut oldest = HashMap::new();
     for (age, (pid, peer)) in new.enumerate() {

@@ -332,9 +332,10 @@ fn loops_about_as_long_as_the_cache() {
     }
 }
 
-/// Loops that nearly fill the cache, in a file that goes on behind them: what is read ahead there must
-/// not push them out for long. Beyond 97 % not even the simulation has room for all of the loop. What
-/// is read ahead is waited for: otherwise it would depend on the worker's timing which pages it meets.
+/// Loops that nearly fill the cache, in a file that goes on behind them: what is read ahead there
+/// must not push them out for long. Beyond 97 % not even the simulation has room for all of the
+/// loop. What is read ahead is waited for: otherwise it would depend on the worker's timing which
+/// pages it meets.
 #[test]
 fn loops_in_a_longer_file() {
     let budget = 16 * MIB;

@@ -1,4 +1,5 @@
-//! CLOCK (Corbató, A paging experiment with the Multics system, 1969) and FIFO, which spares nobody.
+//! CLOCK (Corbató, A paging experiment with the Multics system, 1969) and FIFO, which spares
+//! nobody.
 
 use std::collections::VecDeque;
 

@@ -3,14 +3,15 @@
 //! Belongs here: the SIGBUS handler of the stress. Does not: what is accessed, and whether it is
 //! right or excused (`mapper.rs`).
 //!
-//! A page that cannot be read is a SIGBUS for the access. Rust has no way to give such an access up:
-//! its instruction has to come to an end. So the handler takes the page out of the map's page table,
-//! which ends its poison where handler threads have put it there, waits a moment, and returns: the
-//! access is made again, until the source is well. One that never comes to an end is a hang, which
-//! the watch finds as it finds any other; that it fails, and does not wait, is seen at the desk.
+//! A page that cannot be read is a SIGBUS for the access. Rust has no way to give such an access
+//! up: its instruction has to come to an end. So the handler takes the page out of the map's page
+//! table, which ends its poison where handler threads have put it there, waits a moment, and
+//! returns: the access is made again, until the source is well. One that never comes to an end is a
+//! hang, which the watch finds as it finds any other; that it fails, and does not wait, is seen at
+//! the desk.
 //!
-//! The cache passes on what is not its own to the handler that was there before its own. So this one
-//! is installed before the process makes its first space.
+//! The cache passes on what is not its own to the handler that was there before its own. So this
+//! one is installed before the process makes its first space.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

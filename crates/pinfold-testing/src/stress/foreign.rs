@@ -4,10 +4,11 @@
 //! readers (`follower.rs`).
 //!
 //! A file goes through *versions*. What it has in each, cell by cell of 64 bytes, follows from the
-//! seed alone, so both sides know it. The process says in shared memory when it begins a version and
-//! when it has ended it. A reader looks there before it opens or refreshes a file, and after it has
-//! read all of it: if no version was begun meanwhile, it must have read the one that had ended, byte
-//! for byte. If one was, it may have read anything; the next reader finds out whether that stays.
+//! seed alone, so both sides know it. The process says in shared memory when it begins a version
+//! and when it has ended it. A reader looks there before it opens or refreshes a file, and after it
+//! has read all of it: if no version was begun meanwhile, it must have read the one that had ended,
+//! byte for byte. If one was, it may have read anything; the next reader finds out whether that
+//! stays.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -157,7 +158,8 @@ impl Foreign {
         let seed = options.seed;
         // What the child writes from. It allocates nothing itself.
         let mut buffer = vec![0; CELLS_MAX * CELL];
-        // SAFETY: the child calls what `write_for_ever` does, which allocates nothing and takes no lock.
+        // SAFETY: the child calls what `write_for_ever` does, which allocates nothing and takes no
+        // lock.
         let child = unsafe { libc::fork() };
         match child {
             0 => write_for_ever(board, &names, &beside, &mut buffer, seed),
@@ -236,7 +238,8 @@ fn write_for_ever(
         let before = state.ended.load(Ordering::Relaxed); // this process's own
         let version = if turn < FILES as u64 { ANEW } else { before + 1 };
         state.checked.store(0, Ordering::Relaxed); // a hint
-        // SeqCst: a reader that sees a byte of this version sees it begun: system calls are between.
+        // SeqCst: a reader that sees a byte of this version sees it begun: system calls are
+        // between.
         state.begun.store(version, Ordering::SeqCst);
         let since = Instant::now();
         change(&names[file], beside, buffer, seed, file, version);

@@ -341,8 +341,8 @@ impl<'a> Mapper<'a> {
             let (words, rest) = into.as_chunks_mut::<8>();
             for (n, word) in words.iter_mut().enumerate() {
                 let from: *const u64 = from.wrapping_add(n * 8).cast();
-                // SAFETY: in the map, whose slot is locked, or nobody else has it; a map begins at a
-                // page, and cells at multiples of 64.
+                // SAFETY: in the map, whose slot is locked, or nobody else has it; a map begins at
+                // a page, and cells at multiples of 64.
                 *word = unsafe { from.read_volatile() }.to_ne_bytes();
             }
             let from = from.wrapping_add(words.len() * 8);
@@ -360,8 +360,8 @@ impl<'a> Mapper<'a> {
             return Ok(());
         }
         let end = mapped.map.len().min(at as usize + self.rng.usize(1..=LONG_MAX_BYTES));
-        // SAFETY: nobody changes the file; the map stays readable as long as its slot is locked; and
-        // this thread holds nothing that the cache wants.
+        // SAFETY: nobody changes the file; the map stays readable as long as its slot is locked;
+        // and this thread holds nothing that the cache wants.
         let slice = unsafe { mapped.map.as_slice() };
         let part = &slice[at as usize..end];
         let range = part.as_ptr().addr()..part.as_ptr().addr() + part.len();
@@ -512,8 +512,8 @@ impl<'a> Mapper<'a> {
     }
 }
 
-/// Whether somebody had a guard of a folio without the page, from when the file ended before it, for
-/// as long as threads wait.
+/// Whether somebody had a guard of a folio without the page, from when the file ended before it,
+/// for as long as threads wait.
 fn is_kept(error: &Error) -> bool {
     error.kind() == ErrorKind::Busy
 }

@@ -35,8 +35,8 @@ impl Mapped {
     }
 }
 
-/// All spaces and slots. Whoever accesses a map has its slot's lock for reading; whoever changes the
-/// map, or what may be done with it, has that for writing.
+/// All spaces and slots. Whoever accesses a map has its slot's lock for reading; whoever changes
+/// the map, or what may be done with it, has that for writing.
 #[derive(Debug, Default)]
 pub(super) struct Maps {
     pub(super) spaces: Vec<Space>,

@@ -58,8 +58,8 @@ pub enum Schedule {
     Reopening,
     /// Files of all kinds, twice the budget, most of which are accessed through maps.
     Mapping,
-    /// Small real files that another process appends to, cuts, rewrites, replaces and deletes, while
-    /// readers open and refresh them.
+    /// Small real files that another process appends to, cuts, rewrites, replaces and deletes,
+    /// while readers open and refresh them.
     Foreign,
 }
 
@@ -79,8 +79,8 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers and a holder per core, two waiters, two shakers, two pinners and two mappers, for
-    /// 5 seconds, on files of ten times 8 MiB in `dir`.
+    /// Two readers and a holder per core, two waiters, two shakers, two pinners and two mappers,
+    /// for 5 seconds, on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {

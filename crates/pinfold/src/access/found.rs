@@ -185,8 +185,8 @@ impl Handle {
 
     /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
     /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `missing`
-    /// gets a reference if the page is absent; if it gets none, there is no result. With `counted`, a
-    /// page that is present counts as a hit.
+    /// gets a reference if the page is absent; if it gets none, there is no result. With `counted`,
+    /// a page that is present counts as a hit.
     #[inline(always)]
     pub(crate) fn held<'a, T>(
         &'a self,

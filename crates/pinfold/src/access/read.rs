@@ -15,10 +15,10 @@
 //! 4. copy, by racing loads;
 //! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
 //!
-//! The path holds nothing. The folio says how many of its bytes the file has: a file's length changes
-//! only while no folio with another length is in the index (`freeze::resize`). Step 4 reads only
-//! inside the arena, which stays mapped: each order that a head's entry has had is that of a folio
-//! that began at that frame.
+//! The path holds nothing. The folio says how many of its bytes the file has: a file's length
+//! changes only while no folio with another length is in the index (`freeze::resize`). Step 4 reads
+//! only inside the arena, which stays mapped: each order that a head's entry has had is that of a
+//! folio that began at that frame.
 
 use std::num::NonZero;
 
@@ -106,9 +106,8 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
-        // Step 4.
-        // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena (see
-        // the head) and may be read by racing loads; `buf` is the caller's alone.
+        // Step 4. SAFETY: `at + bytes` is within the folio's order, so the source lies inside the
+        // arena (see the head) and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         // Step 5.
         if frame.read_retry(stamp) {
@@ -121,7 +120,8 @@ impl Handle {
         true
     }
 
-    /// All of it, waiting for what is absent. With `counted`, a folio that is present counts as a hit.
+    /// All of it, waiting for what is absent. With `counted`, a folio that is present counts as a
+    /// hit.
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
@@ -186,8 +186,8 @@ impl Handle {
 
     /// Copies from a folio that is held, has the page and was up to date; returns how many bytes.
     ///
-    /// Everything is read from the entry before the copy, while this core still has the entry's line:
-    /// other readers of the folio take it away.
+    /// Everything is read from the entry before the copy, while this core still has the entry's
+    /// line: other readers of the folio take it away.
     #[inline(always)]
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
@@ -216,8 +216,8 @@ fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usi
     }
 }
 
-/// Counts why a short read failed. One function per reason: a reason that is an argument or a result
-/// would cost the hit path a register.
+/// Counts why a short read failed. One function per reason: a reason that is an argument or a
+/// result would cost the hit path a register.
 #[cold]
 #[inline(never)]
 fn not_shortly<const WHY: usize>(handle: &Handle) {

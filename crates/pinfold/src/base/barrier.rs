@@ -1,9 +1,10 @@
 //! The fence between announcing and freezing a folio, in two halves (`pages/readers/mod.rs`).
 //!
-//! The reader's half is on the hot path; the freezer pays its half once per batch. membarrier(2) moves
-//! the reader's half to the freezer: when the call returns, every running thread of the process has
-//! executed a full fence since the call began, and a thread that was not running executed one when it
-//! was switched off. The reader then only keeps the compiler from reordering the two.
+//! The reader's half is on the hot path; the freezer pays its half once per batch. membarrier(2)
+//! moves the reader's half to the freezer: when the call returns, every running thread of the
+//! process has executed a full fence since the call began, and a thread that was not running
+//! executed one when it was switched off. The reader then only keeps the compiler from reordering
+//! the two.
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};

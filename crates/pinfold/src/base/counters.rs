@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::num::NonZero;
 use std::ops::RangeInclusive;
-// Not from `crate::base::sync`: no protocol depends on a counter, and a model checker would explore every
-// value.
+// Not from `crate::base::sync`: no protocol depends on a counter, and a model checker would explore
+// every value.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads that have a shard of their own, at most 64; the others share the last one.
@@ -83,9 +83,9 @@ impl Shard {
         add(&self.reads[(bytes.ilog2() as usize).min(READ_SIZE_BUCKETS - 1)], n);
     }
 
-    /// Whether the thread comes to the folio of `head` from another one. `None` if what it read last
-    /// were these very pages of it, numbered from the folio's first. Of a shard that threads share: one
-    /// of them.
+    /// Whether the thread comes to the folio of `head` from another one. `None` if what it read
+    /// last were these very pages of it, numbered from the folio's first. Of a shard that threads
+    /// share: one of them.
     #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32, pages: RangeInclusive<u16>) -> Option<bool> {
         let now = u64::from(head) << 32 | u64::from(*pages.start()) << 16 | u64::from(*pages.end());
@@ -194,7 +194,8 @@ impl Drop for LeavingThread {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS {
-            // Release: pairs with the acquire in `take_seat`: the next thread goes on from these counts.
+            // Release: pairs with the acquire in `take_seat`: the next thread goes on from these
+            // counts.
             TAKEN.fetch_and(!(1 << seat), Ordering::Release);
         }
     }

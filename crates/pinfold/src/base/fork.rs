@@ -1,14 +1,14 @@
 //! Forked children, and the process that owns a cache.
 //!
-//! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork: mutexes
-//! are locked, maps half changed, reads in flight for ever. So hits of any kind go on (but of pages
-//! whose bytes are outside: `pages/outside.rs`), as they take no lock, and `try_` calls return `None`;
-//! what needs a lock, a thread or the source is [`ErrorKind::Forked`](crate::ErrorKind::Forked); a drop
-//! gives nothing back and waits for nothing, and the cache stays in memory until the child ends or
-//! calls exec.
+//! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork:
+//! mutexes are locked, maps half changed, reads in flight for ever. So hits of any kind go on (but
+//! of pages whose bytes are outside: `pages/outside.rs`), as they take no lock, and `try_` calls
+//! return `None`; what needs a lock, a thread or the source is
+//! [`ErrorKind::Forked`](crate::ErrorKind::Forked); a drop gives nothing back and waits for
+//! nothing, and the cache stays in memory until the child ends or calls exec.
 //!
-//! Hits check nothing: this is asked after a hit has failed. `posix_spawn`, which shares memory until
-//! exec, runs none of this code and need not.
+//! Hits check nothing: this is asked after a hit has failed. `posix_spawn`, which shares memory
+//! until exec, runs none of this code and need not.
 
 use std::io;
 // Not from `crate::base::sync`: models do not fork.

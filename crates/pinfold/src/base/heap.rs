@@ -3,8 +3,9 @@
 //!
 //! The collections of the standard library end the process then. That is no answer where nobody has
 //! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`], and
-//! before the small blocks they ask [`has_room`]. Where there is none, it frees a part of a reserve,
-//! which is allocated when the first space is made, and again once there is room. It is no promise.
+//! before the small blocks they ask [`has_room`]. Where there is none, it frees a part of a
+//! reserve, which is allocated when the first space is made, and again once there is room. It is no
+//! promise.
 
 #[cfg(all(feature = "map", not(loom)))]
 use std::alloc::alloc_zeroed;
@@ -14,10 +15,12 @@ use std::ptr;
 // Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What a fault, or a turn of eviction, may take in small blocks at a time, and some more for others.
+/// What a fault, or a turn of eviction, may take in small blocks at a time, and some more for
+/// others.
 const ROOM_BYTES: usize = 32 << 10;
 
-/// A block of the reserve: below what allocators map by itself, which the system might not map again.
+/// A block of the reserve: below what allocators map by itself, which the system might not map
+/// again.
 const BLOCK: Layout = match Layout::from_size_align(2 * ROOM_BYTES, 16) {
     Ok(layout) => layout,
     Err(_) => panic!("the alignment is a power of two"),

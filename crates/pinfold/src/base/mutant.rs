@@ -333,7 +333,8 @@ mutants! {
     ProtectedForGood,
     /// Who waits for memory waits for those who evict, however long that takes.
     EvictorsAwaited,
-    /// What was written, and stayed, counts as on its way out of memory when it is handed over again.
+    /// What was written, and stayed, counts as on its way out of memory when it is handed over
+    /// again.
     StuckStaysFirst,
 
     // ---- of the short read ----

@@ -1,10 +1,10 @@
 //! Sizes that are smaller under a model checker, and why.
 //!
-//! loom tries every interleaving of the accesses to `crate::base::sync`'s words, so each additional word
-//! and thread multiplies its work: it gets two of each kind, or one. shuttle runs random schedules
-//! of caches with real memory: it gets sizes with which a cache of some twenty frames works like
-//! one of millions. A value that changes what a protocol *does*, and not only how often, must not
-//! be here.
+//! loom tries every interleaving of the accesses to `crate::base::sync`'s words, so each additional
+//! word and thread multiplies its work: it gets two of each kind, or one. shuttle runs random
+//! schedules of caches with real memory: it gets sizes with which a cache of some twenty frames
+//! works like one of millions. A value that changes what a protocol *does*, and not only how often,
+//! must not be here.
 
 /// Makes constants of a table with columns for the shipped build, loom and shuttle.
 macro_rules! sizes {
@@ -25,8 +25,8 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// Frames of the smallest arena. Shipped: two frames of table, and the 62 others it describes; a
-    /// cache needs more (nodes, folios in flight) and checks that itself. A model has a frame of
+    /// Frames of the smallest arena. Shipped: two frames of table, and the 62 others it describes;
+    /// a cache needs more (nodes, folios in flight) and checks that itself. A model has a frame of
     /// table and one other.
     FRAMES_MIN: u32 = 64, loom 2, shuttle 2;
 
@@ -83,8 +83,8 @@ sizes! {
     /// held examines each of them as often as it may.
     SWEEP_EFFORT_MAX: u32 = 4096, loom 4096, shuttle 16;
 
-    /// How often a batch of futures drops its guards for want of memory. Then there is not enough for
-    /// all of them, however often they are read again.
+    /// How often a batch of futures drops its guards for want of memory. Then there is not enough
+    /// for all of them, however often they are read again.
     RETREATS_MAX: u32 = 16, loom 16, shuttle 2;
 
     /// How long a future may take from being woken to being polled until the daemon

@@ -1,9 +1,10 @@
 //! Starting the cache's threads: without signals, and with an error that says what was not started.
 //!
-//! Every thread of the cache blocks all signals that a program can be sent: so a signal handler of the
-//! program never waits on a thread of the cache for what this thread alone can give it. The signals
-//! that an instruction of the thread itself causes stay as they are: the kernel would end the process
-//! if they were blocked, and a source of the program may rely on a handler for one of them.
+//! Every thread of the cache blocks all signals that a program can be sent: so a signal handler of
+//! the program never waits on a thread of the cache for what this thread alone can give it. The
+//! signals that an instruction of the thread itself causes stay as they are: the kernel would end
+//! the process if they were blocked, and a source of the program may rely on a handler for one of
+//! them.
 
 use std::io;
 use std::ptr;
@@ -46,9 +47,9 @@ pub(crate) fn limits(cause: &io::Error) -> &'static str {
     }
 }
 
-/// Starts a thread, which blocks signals. It runs when this returns: what the standard library makes for
-/// it is there, whatever limit the program sets then.
-/// Error: the system does not start it.
+/// Starts a thread, which blocks signals. It runs when this returns: what the standard library
+/// makes for it is there, whatever limit the program sets then. Error: the system does not start
+/// it.
 pub(crate) fn start<T: Send + 'static>(
     name: &'static str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -65,9 +66,8 @@ pub(crate) fn start<T: Send + 'static>(
         .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
 }
 
-/// Whether the process may have the mappings of one more thread: a new thread that finds none for its
-/// alternate stack ends the process.
-/// Error: the system refuses them.
+/// Whether the process may have the mappings of one more thread: a new thread that finds none for
+/// its alternate stack ends the process. Error: the system refuses them.
 fn has_room_for_one() -> io::Result<()> {
     /// A stack of the standard library's, and some more.
     const BYTES: usize = (2 << 20) + (256 << 10);
@@ -85,8 +85,8 @@ fn has_room_for_one() -> io::Result<()> {
     parts.into_iter().try_for_each(|part| Ok(part?))
 }
 
-/// Calls `start`, which starts a thread: that inherits the mask of this one, which blocks signals for
-/// so long.
+/// Calls `start`, which starts a thread: that inherits the mask of this one, which blocks signals
+/// for so long.
 pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
     // SAFETY: an empty set is one.
     let (mut all, mut own): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };

@@ -122,8 +122,8 @@ impl Waiters {
         drop(self.wake_later(key));
     }
 
-    /// [`wake`](Self::wake) for a caller that holds a lock: wakes the threads, and hands over the futures that
-    /// the caller wakes when it has released the lock.
+    /// [`wake`](Self::wake) for a caller that holds a lock: wakes the threads, and hands over the
+    /// futures that the caller wakes when it has released the lock.
     pub(crate) fn wake_later(&self, key: u32) -> Woken {
         let stripe = self.stripe(key);
         if mutant::on(Mutant::WakeUnlocked) {
@@ -209,9 +209,9 @@ pub(crate) fn wake(waker: Waker) {
 }
 
 /// Ends several reads by `land`, and only then wakes the futures that waited for them: one that is
-/// woken by the first would contend for the locks that landing the others takes, and poll for one page
-/// at a time; and a waker that runs here must not find that what it wants is on its way by this very
-/// thread. A fault also looks for its page in here. The caller holds no lock.
+/// woken by the first would contend for the locks that landing the others takes, and poll for one
+/// page at a time; and a waker that runs here must not find that what it wants is on its way by
+/// this very thread. A fault also looks for its page in here. The caller holds no lock.
 pub(crate) fn together<R>(land: impl FnOnce() -> R) -> R {
     struct End;
     impl Drop for End {

@@ -1,6 +1,7 @@
 //! What can fail, with what each message says.
 //!
-//! What a program tells apart is an [`ErrorKind`](super::ErrorKind), which has fewer. A cause about a file names it; one about a page or a range of a file says which.
+//! What a program tells apart is an [`ErrorKind`](super::ErrorKind), which has fewer. A cause about
+//! a file names it; one about a page or a range of a file says which.
 
 use std::fmt;
 use std::io;
@@ -64,8 +65,8 @@ pub(crate) enum Cause {
     )]
     Forked { owner: u32 },
     /// The source failed or panicked; with a cause of the kind
-    /// [`TimedOut`](io::ErrorKind::TimedOut), its deadline passed, or no thread of the cache was free
-    /// for a future. The bytes asked are whole pages, so possibly more than the caller wanted.
+    /// [`TimedOut`](io::ErrorKind::TimedOut), its deadline passed, or no thread of the cache was
+    /// free for a future. The bytes asked are whole pages, so possibly more than the caller wanted.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read { path: PathBuf, offset: u64, asked_bytes: u64, cause: Arc<io::Error> },
     #[error("cannot tell the length of {}: {cause}", path.display())]

@@ -17,8 +17,8 @@ enum About {
     Place,
 }
 
-/// Each cause with an error of it, its kind, and what it is about. A cause that has no line does not
-/// compile.
+/// Each cause with an error of it, its kind, and what it is about. A cause that has no line does
+/// not compile.
 macro_rules! errors {
     ($($variant:pat = $error:expr => $kind:ident, $about:ident;)*) => {
         fn listed(error: &Error) -> ErrorKind {

@@ -31,9 +31,9 @@ pub enum Completion {
 /// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
 /// `io_uring` of its own.
 ///
-/// Its descriptor is readable as long as something may have ended. The program then takes it, as from
-/// an iterator, until there is nothing more *by now*; that never blocks. The first call after a wait
-/// may find nothing, too: a batch wakes the program when a part of it has come.
+/// Its descriptor is readable as long as something may have ended. The program then takes it, as
+/// from an iterator, until there is nothing more *by now*; that never blocks. The first call after
+/// a wait may find nothing, too: a batch wakes the program when a part of it has come.
 ///
 /// ```
 /// use pinfold::{Cache, Completion, Completions, Options, source::Memory};
@@ -66,8 +66,8 @@ pub enum Completion {
 /// One thread at a time uses it, and may hand it to another.
 ///
 /// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
-/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures), but does
-/// not touch the buffer.
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures), but
+/// does not touch the buffer.
 ///
 /// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
 /// written once, and read once, between two times that nothing was there to take.

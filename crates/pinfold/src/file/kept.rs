@@ -1,7 +1,7 @@
 //! The counted guard that owns a share of its file: `FolioOf::new(page, file)`.
 //!
-//! The bytes stay as in `borrow/counted.rs`. The arena stays as long as the file, and the guard owns a
-//! share of the file; it gives the reference back first.
+//! The bytes stay as in `borrow/counted.rs`. The arena stays as long as the file, and the guard
+//! owns a share of the file; it gives the reference back first.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};

@@ -50,8 +50,8 @@ mod testing;
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself, and
-/// begins without the [hints](Self::advise) of the other one. Give each sequential scan its own clone:
-/// of more than four scans that share a handle little is read ahead.
+/// begins without the [hints](Self::advise) of the other one. Give each sequential scan its own
+/// clone: of more than four scans that share a handle little is read ahead.
 ///
 /// After the last handle of a file that was [opened](crate::Cache::open) is dropped, its pages stay
 /// cached until their memory is needed; its descriptor is closed. Those of a file that was deleted
@@ -62,14 +62,14 @@ mod testing;
 /// # A file that others change
 ///
 /// The cache looks whether the file was changed when it is [opened](crate::Cache::open), by this
-/// handle or another, and when it is [refreshed](Self::refresh). In between, what is cached stays as
-/// it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is read as
-/// it is then; and the length stays.
+/// handle or another, and when it is [refreshed](Self::refresh). In between, what is cached stays
+/// as it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is
+/// read as it is then; and the length stays.
 ///
 /// If the file has become shorter, a read of the source that meets its new end fails with
-/// [`ErrorKind::Truncated`]: also of bytes that still exist, if they are read in one piece with bytes
-/// that do not. Such reads go on failing if the file grows again, unless it becomes as long as it was.
-/// The remedy is [`refresh`](Self::refresh): from then on reads end where the file does.
+/// [`ErrorKind::Truncated`]: also of bytes that still exist, if they are read in one piece with
+/// bytes that do not. Such reads go on failing if the file grows again, unless it becomes as long
+/// as it was. The remedy is [`refresh`](Self::refresh): from then on reads end where the file does.
 /// file does.
 pub struct File {
     handle: Handle,
@@ -123,7 +123,8 @@ impl File {
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
     /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
-    /// waits for it without a time limit, as all blocking calls do ([front page](crate#what-blocks)).
+    /// waits for it without a time limit, as all blocking calls do ([front
+    /// page](crate#what-blocks)).
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.
@@ -154,12 +155,12 @@ impl File {
     ///
     /// # What guards keep
     /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
-    /// more. A guard keeps its folio as long as it lives, even of a file that was invalidated. Large
-    /// folios with guards may take a 20th of the budget. Beyond that, the first guard of a large
-    /// folio splits it, and keeps its page alone. If that cannot be done, the guard keeps the whole
-    /// folio, even beyond the bound: while one of its pages is pinned or borrowed, while other
-    /// threads read it all the time, while several futures that waited for it were not all polled
-    /// yet, or if there is no memory for the index of its pieces. So does
+    /// more. A guard keeps its folio as long as it lives, even of a file that was invalidated.
+    /// Large folios with guards may take a 20th of the budget. Beyond that, the first guard of a
+    /// large folio splits it, and keeps its page alone. If that cannot be done, the guard keeps the
+    /// whole folio, even beyond the bound: while one of its pages is pinned or borrowed, while
+    /// other threads read it all the time, while several futures that waited for it were not all
+    /// polled yet, or if there is no memory for the index of its pieces. So does
     /// [`Borrowed::upgrade`](crate::Borrowed::upgrade).
     ///
     /// # Errors
@@ -172,9 +173,9 @@ impl File {
     }
 
     /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
-    /// source nor for memory. The [front page](crate#futures) says what wakers may do, and what becomes
-    /// of a future that is dropped. The kernel never gets `buf`, which may have been filled in part.
-    /// While memory is short, futures wait for it in turn.
+    /// source nor for memory. The [front page](crate#futures) says what wakers may do, and what
+    /// becomes of a future that is dropped. The kernel never gets `buf`, which may have been filled
+    /// in part. While memory is short, futures wait for it in turn.
     ///
     /// Cost of a hit: that of `read_at`, and some 20 instructions. Of a miss: the read, an
     /// allocation, and one wake-up by the thread that completes it.
@@ -211,10 +212,10 @@ impl File {
     /// all files half; one future of each file may always begin.
     ///
     /// A batch of which a page is not cached needs room within these limits for all of its pages
-    /// before it reads any, and keeps that room until it returns. While it waits for room, it holds no
-    /// page: so any number of batches may be polled at once. A future that is not polled any more
-    /// keeps its room for half a second at most once its reads have ended, if others want it; what it
-    /// has brought, until it is dropped.
+    /// before it reads any, and keeps that room until it returns. While it waits for room, it holds
+    /// no page: so any number of batches may be polled at once. A future that is not polled any
+    /// more keeps its room for half a second at most once its reads have ended, if others want it;
+    /// what it has brought, until it is dropped.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
@@ -279,11 +280,11 @@ impl File {
     }
 
     /// As [`read_at`](Self::read_at), but only what is cached at this moment: `None` if any of the
-    /// bytes is not; `buf` is unspecified then. Waits for no read, and starts none of what is absent:
-    /// [`prefetch`](Self::prefetch) does. But in a sequential scan, one call in each 64 KiB to 2 MiB
-    /// starts the next readahead, as in `read_at`: it takes the file's mutex and may evict. A page
-    /// that is being evicted or moved may give `None` although it stays. In a child of `fork()`, what
-    /// was not cached at the fork is always `None`.
+    /// bytes is not; `buf` is unspecified then. Waits for no read, and starts none of what is
+    /// absent: [`prefetch`](Self::prefetch) does. But in a sequential scan, one call in each 64 KiB
+    /// to 2 MiB starts the next readahead, as in `read_at`: it takes the file's mutex and may
+    /// evict. A page that is being evicted or moved may give `None` although it stays. In a child
+    /// of `fork()`, what was not cached at the fork is always `None`.
     ///
     /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
     ///
@@ -370,19 +371,20 @@ impl File {
 
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
-    /// the others; but after the first [`ErrorKind::NoMemory`] the batch waits for no more memory, and
-    /// every read of something that is not cached gets that error. What the source fails to read is
-    /// not read again, unless the source was asked for more at once than one of `reads` wants: then
-    /// that one is tried once more, alone, if the source does not
+    /// the others; but after the first [`ErrorKind::NoMemory`] the batch waits for no more memory,
+    /// and every read of something that is not cached gets that error. What the source fails to
+    /// read is not read again, unless the source was asked for more at once than one of `reads`
+    /// wants: then that one is tried once more, alone, if the source does not
     /// [hang](crate::source::Source#which-calls-it-gets).
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on (`cargo pinfold bench batch --cases
-    /// memory`). Cost of misses: 64 of `reads` are handled at a time. Of these, up to 16 MiB are read
-    /// at once, adjacent pages by one read; what is left is read one by one. For a file that is read
-    /// by direct I/O, this thread submits these reads, 64 at a time, and waits for all of them at
-    /// once. For other sources this thread makes the first read, and the others are one submission to
-    /// the source. The batch holds nothing from one read to the next, and so may be of any size.
+    /// memory`). Cost of misses: 64 of `reads` are handled at a time. Of these, up to 16 MiB are
+    /// read at once, adjacent pages by one read; what is left is read one by one. For a file that
+    /// is read by direct I/O, this thread submits these reads, 64 at a time, and waits for all of
+    /// them at once. For other sources this thread makes the first read, and the others are one
+    /// submission to the source. The batch holds nothing from one read to the next, and so may be
+    /// of any size.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -472,10 +474,10 @@ impl File {
     /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
     /// to memory that is set apart for them, unless it is there already or there is none. A folio
     /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`ErrorKind::Busy`]. So a thread must first drop its own guards of these pages,
-    /// and of others in the same folios. Pages that several threads hold in turn are pinned before
-    /// they begin, as a folio that is pinned is not moved for further pins. Where neither will do,
-    /// [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for a price.
+    /// then fails with [`ErrorKind::Busy`]. So a thread must first drop its own guards of these
+    /// pages, and of others in the same folios. Pages that several threads hold in turn are pinned
+    /// before they begin, as a folio that is pinned is not moved for further pins. Where neither
+    /// will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for a price.
     ///
     /// # Cost
     /// For each cached folio that need not move: a look-up and one atomic addition, and one atomic
@@ -486,8 +488,8 @@ impl File {
     /// # Errors
     /// Nothing stays pinned after an error. [`ErrorKind::Invalid`] if the range is empty or
     /// reversed, [`ErrorKind::BeyondEnd`] if it ends beyond the file; [`ErrorKind::TooLarge`] if it
-    /// can never fit the budget; [`ErrorKind::Busy`] if a folio must move and its holders do not release it;
-    /// [`ErrorKind::TooMany`]; otherwise as [`read_at`](Self::read_at).
+    /// can never fit the budget; [`ErrorKind::Busy`] if a folio must move and its holders do not
+    /// release it; [`ErrorKind::TooMany`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -540,12 +542,12 @@ impl File {
 
     /// Looks whether another program has changed the file, and lets go of what is cached and not
     /// the file's any more; the length follows. From then on, reads through all handles of the file
-    /// return what it has had since this call. [`Changed`] says what is dropped. Guards and pins keep
-    /// what they have.
+    /// return what it has had since this call. [`Changed`] says what is dropped. Guards and pins
+    /// keep what they have.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
-    /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of what
-    /// is cached and the 64 KiB before the old end are still the same; one that was written to
+    /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
+    /// what is cached and the 64 KiB before the old end are still the same; one that was written to
     /// elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
     /// [`Cache::open`](crate::Cache::open), which drops all that was kept so. Of a source that the
     /// program implements, and of a block device, only the length is known.
@@ -585,8 +587,8 @@ impl File {
     /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
     /// dropped, in whole folios. [`refresh`](Self::refresh) finds out whether the file was changed.
     ///
-    /// Of a file that is read through the kernel's page cache, that drops the pages, too, but for those
-    /// that wait to be written, and those that a program has mapped.
+    /// Of a file that is read through the kernel's page cache, that drops the pages, too, but for
+    /// those that wait to be written, and those that a program has mapped.
     ///
     /// ```
     /// # use pinfold::{Cache, Options};

@@ -92,9 +92,9 @@ impl File {
     /// [`read_at`](Self::read_at).
     ///
     /// Cost in place: a look-up, two atomic additions, and two subtractions in the end, one of each
-    /// on the count of the cache itself. Of a copy: that of `read_at`, three allocations, and a mutex
-    /// that all allocations of memory share; if it is longer than 2 MiB also mmap(2), munmap(2), and a
-    /// madvise(2) for each 2 MiB. It may have to evict.
+    /// on the count of the cache itself. Of a copy: that of `read_at`, three allocations, and a
+    /// mutex that all allocations of memory share; if it is longer than 2 MiB also mmap(2),
+    /// munmap(2), and a madvise(2) for each 2 MiB. It may have to evict.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -131,9 +131,10 @@ impl File {
         OwnedBytes::copy(handle, copied, got, &wanted)
     }
 
-    /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async). While
-    /// it waits for memory for a copy, it holds nothing. Futures that wait for such memory have their
-    /// turns in the order in which they came, and the time after which one fails begins with its turn.
+    /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async).
+    /// While it waits for memory for a copy, it holds nothing. Futures that wait for such memory
+    /// have their turns in the order in which they came, and the time after which one fails begins
+    /// with its turn.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes) and [`read_at_async`](Self::read_at_async).
@@ -182,8 +183,8 @@ impl OwnedBytes {
         OwnedBytes { from: NonNull::dangling(), len: 0, keeper: BytesKeeper::Nothing }
     }
 
-    /// Those of `wanted`, which begin in the folio of `held`: `None` if not all are in it, or it may
-    /// not be kept.
+    /// Those of `wanted`, which begin in the folio of `held`: `None` if not all are in it, or it
+    /// may not be kept.
     fn in_place<'a>(handle: &'a Handle, held: Held<'a>, wanted: &Range<u64>) -> Option<Self> {
         let page = wanted.start >> PAGE_SHIFT;
         let pages = wanted.end.div_ceil(PAGE_BYTES as u64) - page;

@@ -29,8 +29,8 @@ use crate::pages::mapping::{ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
 use crate::source::{AlignedBuffer, Contents, Extent, FileId, look};
 
-/// What another program has done to a file since it was opened, refreshed or invalidated as a whole:
-/// what [`File::refresh`](crate::File::refresh) found.
+/// What another program has done to a file since it was opened, refreshed or invalidated as a
+/// whole: what [`File::refresh`](crate::File::refresh) found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Changed {
@@ -42,8 +42,8 @@ pub enum Changed {
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
     /// cached is left.
     Rewritten,
-    /// Its path names another file now, or none: it was replaced, renamed or deleted, or a link or a
-    /// directory on the path was. This handle still reads the file that it was opened for, and
+    /// Its path names another file now, or none: it was replaced, renamed or deleted, or a link or
+    /// a directory on the path was. This handle still reads the file that it was opened for, and
     /// nothing is left that was read before the last change of that file.
     /// [`Cache::open`](crate::Cache::open) opens the new one. Where the process may not look at the
     /// path any more, this is not found out.
@@ -61,8 +61,8 @@ pub(crate) enum Since {
     Invalidated,
 }
 
-/// Lets go of what the file does not have any more, whose contents were these when it was opened just
-/// now.
+/// Lets go of what the file does not have any more, whose contents were these when it was opened
+/// just now.
 pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()> {
     let under = handle.mapping.read_under();
     if under.zip(contents).is_some_and(|(under, contents)| under.is_settled_as(contents)) {
@@ -183,8 +183,9 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     Ok((changed, dropped))
 }
 
-/// Whether a file that has `len_bytes` bytes now was only appended to, as far as a look tells. It had
-/// `told` bytes when somebody was last told of a change, and `known` ones when [`length`] asked.
+/// Whether a file that has `len_bytes` bytes now was only appended to, as far as a look tells. It
+/// had `told` bytes when somebody was last told of a change, and `known` ones when [`length`]
+/// asked.
 fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
     let ends = if told == known { 1 } else { 2 };
     let ends = &[told, known][..ends];

@@ -1,10 +1,11 @@
 //! The arena: one reservation of memory, made at open and kept until the cache is dropped.
 //!
 //! It is private and anonymous; the system finds memory for a page when it is first touched. It
-//! starts at a multiple of 2 MiB, so that a folio of the largest order is exactly one huge page, and
-//! huge pages are asked for. Nothing is ever unmapped, remapped or protected before the drop: any
-//! address inside it can be read as long as the arena lives, even after its folio was freed. Runs of
-//! 2 MiB can be given back to the system: a late reader then reads the system's page of zeros.
+//! starts at a multiple of 2 MiB, so that a folio of the largest order is exactly one huge page,
+//! and huge pages are asked for. Nothing is ever unmapped, remapped or protected before the drop:
+//! any address inside it can be read as long as the arena lives, even after its folio was freed.
+//! Runs of 2 MiB can be given back to the system: a late reader then reads the system's page of
+//! zeros.
 
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -1,10 +1,10 @@
 //! Which frames are free, in blocks of 2^order, orders 0 to 9.
 //!
 //! The binary buddy system (Knuth, The Art of Computer Programming, 2.5): a free block of order k
-//! starts at a multiple of 2^k frames; its *buddy* is the other half of the block of order k + 1 that
-//! both lie in. A block that is freed merges with its buddy if that is free and whole, and so on
-//! upwards. Blocks come from the smallest order that has one, and the last freed goes first: it is
-//! warm, and large blocks stay whole.
+//! starts at a multiple of 2^k frames; its *buddy* is the other half of the block of order k + 1
+//! that both lie in. A block that is freed merges with its buddy if that is free and whole, and so
+//! on upwards. Blocks come from the smallest order that has one, and the last freed goes first: it
+//! is warm, and large blocks stay whole.
 //!
 //! # State, all of it under one mutex
 //!
@@ -30,7 +30,8 @@ use super::table::Table;
 use super::units::{FrameNumber, Order};
 use crate::base::mutant::{self, Mutant};
 
-/// The free lists of one arena. The ground that they work on is passed to each call: the same always.
+/// The free lists of one arena. The ground that they work on is passed to each call: the same
+/// always.
 #[derive(Debug)]
 pub(super) struct Lists {
     /// By the kind of their runs.
@@ -91,7 +92,8 @@ impl Lists {
         self.of[kind as usize].nonempty.checked_ilog2().map(|largest| Order(largest as u8))
     }
 
-    /// Takes a block of `order` off the lists of that kind. It is still frozen, with an odd version.
+    /// Takes a block of `order` off the lists of that kind. It is still frozen, with an odd
+    /// version.
     pub(super) fn take(
         &mut self,
         on: Ground<'_>,

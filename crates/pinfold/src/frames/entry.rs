@@ -57,8 +57,8 @@
 //! # Which words are changed how
 //!
 //! `count` has its own atomic operations. `version`, `mapping`, `start`, `order` have one writer at
-//! a time (see the states), so they are stored, never exchanged. `prev`, `next`, `block` belong to a
-//! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
+//! a time (see the states), so they are stored, never exchanged. `prev`, `next`, `block` belong to
+//! a lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
 //! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
 //! that hold nothing, so it has a byte of its own, and a lost update costs one hint.
 
@@ -99,7 +99,8 @@ bitflags! {
 }
 
 impl Flags {
-    /// Nothing may be read of a folio with one of these but under a reference that was taken for it.
+    /// Nothing may be read of a folio with one of these but under a reference that was taken for
+    /// it.
     const CLOSED: Flags = Flags::READAHEAD.union(Flags::HOLLOW);
 }
 
@@ -130,8 +131,8 @@ pub(crate) struct Stamp(u64);
 /// # Invariants
 ///
 /// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`. `version` only ever grows,
-/// over all lifetimes of the frame, so that no stamp of an earlier lifetime is ever valid again; its
-/// 64 bits do not come round.
+/// over all lifetimes of the frame, so that no stamp of an earlier lifetime is ever valid again;
+/// its 64 bits do not come round.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Frame {
@@ -398,16 +399,16 @@ impl Frame {
         self.assert_changing("folio handed out");
         // Another thread may have made the version odd.
         fence_before_racing_stores(Mutant::HandOutUnfenced);
-        // Relaxed, all four: `count.hand_out` publishes them. A thread that gets a reference by a stale
-        // number synchronizes with it, finds no mapping, and leaves. If the old identity stayed, it
-        // would take an evicted page for the one being filled.
+        // Relaxed, all four: `count.hand_out` publishes them. A thread that gets a reference by a
+        // stale number synchronizes with it, finds no mapping, and leaves. If the old identity
+        // stayed, it would take an evicted page for the one being filled.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
         self.order.store(order.get(), Ordering::Relaxed);
         self.flags.store(0, Ordering::Relaxed);
         self.set_uses(0);
         self.set_fresh();
-        // Last. Only here in `frames/` is the frozen bit cleared: a release store that pairs with the
-        // acquire of a successful `try_get`, and wipes the additions of losers.
+        // Last. Only here in `frames/` is the frozen bit cleared: a release store that pairs with
+        // the acquire of a successful `try_get`, and wipes the additions of losers.
         self.count.hand_out(1);
     }
 

@@ -1,6 +1,6 @@
 //! Giving the memory of pages back to the system, also of pages that the program has locked: after
-//! mlockall(2) the kernel refuses `MADV_DONTNEED`, since what is accessed is promised to be in memory.
-//! But what is given back here is not accessed before it was brought anew.
+//! mlockall(2) the kernel refuses `MADV_DONTNEED`, since what is accessed is promised to be in
+//! memory. But what is given back here is not accessed before it was brought anew.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise, munlock};

@@ -1,5 +1,5 @@
-//! Hollow runs: 2 MiB of the arena whose memory was given back to the system, for folios whose bytes
-//! are outside (`pages/outside.rs`).
+//! Hollow runs: 2 MiB of the arena whose memory was given back to the system, for folios whose
+//! bytes are outside (`pages/outside.rs`).
 
 use super::Frames;
 use super::entry::Flags;
@@ -8,8 +8,8 @@ use super::units::{FrameNumber, Order};
 use crate::base::sync::Ordering;
 
 impl Frames {
-    /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and its
-    /// entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
+    /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and
+    /// its entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_hollow(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) =
@@ -19,8 +19,8 @@ impl Frames {
         Some((head, order))
     }
 
-    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is none,
-    /// or if it is being emptied by now.
+    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is
+    /// none, or if it is being emptied by now.
     ///
     /// Cost: two mutexes and a madvise(2).
     pub(crate) fn hollow_out_run(&self) -> bool {
@@ -50,8 +50,8 @@ impl Frames {
         })
     }
 
-    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called as
-    /// often.
+    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called
+    /// as often.
     pub(crate) fn hollow_user_begins(&self) {
         self.lists.lock().hollow_users += 1;
     }

@@ -10,14 +10,15 @@
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
 //! | hollow | folios whose bytes are outside of the arena (`pages/outside.rs`): the run's memory was given back to the system | made hollow when those that are hollow are full; it is movable again when all of it is free, unless it is the last while there are maps |
 //!
-//! A movable folio in an unmovable run does no harm: it is moved away when its frames are needed. An
-//! unmovable one in a movable run blocks that run as long as the pin lasts. (After Linux's grouping of
-//! pages by mobility: Gorman and Whitcroft, OLS 2006.)
+//! A movable folio in an unmovable run does no harm: it is moved away when its frames are needed.
+//! An unmovable one in a movable run blocks that run as long as the pin lasts. (After Linux's
+//! grouping of pages by mobility: Gorman and Whitcroft, OLS 2006.)
 //!
 //! A pin ends, an index node stays for ever: a run with one is never made whole, nor hollow. So
 //! nodes lie as low as possible, and behind the table some frames are left for them by what is
 //! pinned ([`RunKinds::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
-// Not from `crate::base::sync`: changed under the allocator's mutex, and see `RunKinds::is_movable`.
+// Not from `crate::base::sync`: changed under the allocator's mutex, and see
+// `RunKinds::is_movable`.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +43,8 @@ impl Mobility {
     pub(super) const COUNT: usize = 3;
 }
 
-/// The kind of each run: a bit that is set for movable and for hollow ones, and one for hollow ones.
+/// The kind of each run: a bit that is set for movable and for hollow ones, and one for hollow
+/// ones.
 #[derive(Debug)]
 pub(super) struct RunKinds {
     movable: Box<[AtomicU64]>,
@@ -134,8 +136,8 @@ impl RunKinds {
 
     /// Whether `frame` lies in a movable or a hollow run: no pin may stay there. Without the
     /// allocator's mutex the result is valid for a folio whose version was even before the call and
-    /// is unchanged after it: the kind was settled before the folio was allocated, and a later claim
-    /// only makes "movable" out of date.
+    /// is unchanged after it: the kind was settled before the folio was allocated, and a later
+    /// claim only makes "movable" out of date.
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]

@@ -1,8 +1,8 @@
 //! Frames: the memory of the cache, and its allocation.
 //!
 //! Not here: which page of which file a frame holds (`index/`), where its bytes come from
-//! (`source/`), which folio to evict (`pages/reclaim/`). It stands on `base/`. A file uses only those
-//! in the rows below it.
+//! (`source/`), which folio to evict (`pages/reclaim/`). It stands on `base/`. A file uses only
+//! those in the rows below it.
 //!
 //! ```text
 //! window      what a handle keeps of the arena
@@ -228,10 +228,10 @@ impl Frames {
         done
     }
 
-    /// Takes a folio of exactly `order`, from a movable run if one has it. Its count is 1 and belongs
-    /// to the caller; its version is odd, its mapping [`MAPPING_NONE`], and its bytes are unspecified.
-    /// Nothing if no free block is large enough. Cost: one mutex, and a split for each order that is
-    /// missing.
+    /// Takes a folio of exactly `order`, from a movable run if one has it. Its count is 1 and
+    /// belongs to the caller; its version is odd, its mapping [`MAPPING_NONE`], and its bytes are
+    /// unspecified. Nothing if no free block is large enough. Cost: one mutex, and a split for each
+    /// order that is missing.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
         let head =
@@ -264,8 +264,8 @@ impl Frames {
         Some(self.hand_out(head, Order::MIN))
     }
 
-    /// Takes a folio as `alloc_at_most` does, and gives its memory back to the system: the caller has
-    /// other memory in its place until it frees the folio. Cost: two mutexes and a madvise(2).
+    /// Takes a folio as `alloc_at_most` does, and gives its memory back to the system: the caller
+    /// has other memory in its place until it frees the folio. Cost: two mutexes and a madvise(2).
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.change(|lists, on| lists.take_at_most(on, wish, &FOR_ALL))?;
@@ -308,9 +308,9 @@ impl Frames {
         self.change(|lists, on| lists.give(on, head, order));
     }
 
-    /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one or
-    /// more folios; gives back the frames behind them. `None`: a reader that was late has taken a
-    /// reference for a moment, and frees all of it when it notices.
+    /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one
+    /// or more folios; gives back the frames behind them. `None`: a reader that was late has taken
+    /// a reference for a moment, and frees all of it when it notices.
     #[must_use = "the folios would be lost to the budget"]
     pub(crate) fn cut(&self, head: FrameNumber, pages: u32) -> Option<Vec<FrameNumber>> {
         let end = head.after(self.frame(head).order().frames());
@@ -409,8 +409,8 @@ impl Frames {
         self.runs.is_hollow(frame)
     }
 
-    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is smaller
-    /// than the run. `mobility` says when the result is valid without the mutex.
+    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is
+    /// smaller than the run. `mobility` says when the result is valid without the mutex.
     #[inline]
     pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
         self.runs.is_movable(frame)

@@ -1,6 +1,6 @@
-//! Predicts the address of a page's bytes, which depends on its folio's entry: two cache misses would
-//! follow one another. A processor predicts branches, not data: if a branch compares a prediction
-//! with the entry, it fetches the bytes while it waits for the entry.
+//! Predicts the address of a page's bytes, which depends on its folio's entry: two cache misses
+//! would follow one another. A processor predicts branches, not data: if a branch compares a
+//! prediction with the entry, it fetches the bytes while it waits for the entry.
 
 use std::arch::asm;
 

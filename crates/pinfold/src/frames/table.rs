@@ -152,7 +152,8 @@ const fn entries_for(frames: u32) -> usize {
 }
 
 impl Table {
-    /// Frames that the table of `frames` frames takes up, with its ghosts, at the start of the arena.
+    /// Frames that the table of `frames` frames takes up, with its ghosts, at the start of the
+    /// arena.
     pub(super) fn frames_taken(frames: u32) -> u32 {
         (entries_for(frames) + Ghosts::lines_for(frames)).div_ceil(PAGE_ENTRIES) as u32
     }

@@ -599,7 +599,8 @@ proptest! {
     }
 }
 
-/// Two threads that are the first in a huge page would each be charged one: see `arena::TouchedHugePages`.
+/// Two threads that are the first in a huge page would each be charged one: see
+/// `arena::TouchedHugePages`.
 #[test]
 fn what_is_handed_out_of_any_run_is_touched() {
     let frames = open(TEST_FRAMES);

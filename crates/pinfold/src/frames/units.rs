@@ -20,8 +20,8 @@ pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
 /// The largest budget that opens, in bytes: 4 TiB.
 pub(crate) const BUDGET_MAX_BYTES: u64 = (FRAMES_MAX as u64) << PAGE_SHIFT;
 
-/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it. Any `u32` is
-/// one; its use checks whether the arena has that frame.
+/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it. Any `u32`
+/// is one; its use checks whether the arena has that frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FrameNumber(pub(crate) u32);
 

@@ -11,10 +11,10 @@
 //! | 7, [`SETTLED`] | readers have nothing more to note: the uses are at their maximum, and the folio was used all over, or has one page |
 //!
 //! `touched` has a bit for each *part* of a large folio: a page, or a 64th of the folio. It is 0 as
-//! long as nothing is known of parts. The first read of a part is what the part was brought for, and
-//! no use. Before the first use, the bit of a part of several pages stands for one of its pages, at
-//! another place in each part: so whoever reads one page of each part has few bits. From the first
-//! use on it stands for any page.
+//! long as nothing is known of parts. The first read of a part is what the part was brought for,
+//! and no use. Before the first use, the bit of a part of several pages stands for one of its
+//! pages, at another place in each part: so whoever reads one page of each part has few bits. From
+//! the first use on it stands for any page.
 
 use std::ops::Range;
 
@@ -47,8 +47,8 @@ impl Frame {
         self.uses.load(Ordering::Relaxed) & (FRESH | FIRST) != 0
     }
 
-    /// How many of `pages`, counted from the folio's first, nobody has read since it was brought. Of
-    /// a folio with parts of several pages, an estimate; 0 if nothing is known.
+    /// How many of `pages`, counted from the folio's first, nobody has read since it was brought.
+    /// Of a folio with parts of several pages, an estimate; 0 if nothing is known.
     pub(crate) fn unread_pages(&self, pages: Range<u32>) -> u32 {
         let (uses, order) = (self.uses.load(Ordering::Relaxed), self.order());
         if uses & FRESH != 0 {
@@ -68,11 +68,11 @@ impl Frame {
         parts.filter(|part| touched >> part & 1 == 0).map(unread_in).sum()
     }
 
-    /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from another
-    /// folio or read on in this one. Once all that is read was read before, each time that a thread
-    /// comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are used. A
-    /// folio that is used all the time, and in all parts, costs its readers one load and no store.
-    /// Two readers at once may count as one, and a stale reader may count for another folio.
+    /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from
+    /// another folio or read on in this one. Once all that is read was read before, each time that
+    /// a thread comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are
+    /// used. A folio that is used all the time, and in all parts, costs its readers one load and no
+    /// store. Two readers at once may count as one, and a stale reader may count for another folio.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {
@@ -108,7 +108,8 @@ impl Frame {
             (FIRST, touched | samples)
         } else {
             let uses = (old & USES_MAX).saturating_add(came.into()).min(USES_MAX);
-            // From the first use on, the parts that are used are noted, and not those that are read.
+            // From the first use on, the parts that are used are noted, and not those that are
+            // read.
             let kept = if before_uses && all_read || uses == 0 { 0 } else { touched };
             let now_touched = if uses > 0 { kept | bits } else { kept };
             let spread = is_spread(now_touched, order);
@@ -142,8 +143,8 @@ impl Frame {
         Order(order.get().saturating_sub(PARTS_BITS))
     }
 
-    /// Whether the `n`th piece of `order` has a part that was used; if nothing is known of parts, all
-    /// were.
+    /// Whether the `n`th piece of `order` has a part that was used; if nothing is known of parts,
+    /// all were.
     pub(crate) fn is_piece_used(&self, n: u32, order: Order) -> bool {
         let touched = self.touched.load(Ordering::Relaxed);
         let part_frames = Self::part_order(self.order()).frames();
@@ -203,8 +204,8 @@ fn samples_of(order: Order, at: usize, bytes: usize) -> u64 {
     unread.fold(all, |bits, part| bits & !(1 << part))
 }
 
-/// Whether the parts that were used are so many that seven eighths of all pages may have been. Where
-/// parts have many pages, a few used ones touch most parts.
+/// Whether the parts that were used are so many that seven eighths of all pages may have been.
+/// Where parts have many pages, a few used ones touch most parts.
 fn is_spread(touched: u64, order: Order) -> bool {
     if order == Order::MIN {
         return true;

@@ -1,5 +1,5 @@
-//! The address and size of the arena, as a handle keeps them for reads that hold nothing: beside all
-//! else that a hit needs, where `Frames` would take another load.
+//! The address and size of the arena, as a handle keeps them for reads that hold nothing: beside
+//! all else that a hit needs, where `Frames` would take another load.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;

@@ -12,11 +12,11 @@
 //!
 //! # Growth
 //!
-//! The array has 4 bytes for each 256 KiB of the file as long as it was when it was opened. The first
-//! page that is inserted past that end allocates a second array, of the largest size (256 KiB; the
-//! system gives memory to the parts that are used): once in a file's life, under the file's mutex.
-//! The first one stays as long as the index, and the writer updates both: readers that only know the
-//! first may go on using it. Past the end of the second, readers walk the tree.
+//! The array has 4 bytes for each 256 KiB of the file as long as it was when it was opened. The
+//! first page that is inserted past that end allocates a second array, of the largest size (256
+//! KiB; the system gives memory to the parts that are used): once in a file's life, under the
+//! file's mutex. The first one stays as long as the index, and the writer updates both: readers
+//! that only know the first may go on using it. Past the end of the second, readers walk the tree.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,5 @@
-//! From a node's number to its words: the address arithmetic, and nearly all `unsafe` of this folder.
+//! From a node's number to its words: the address arithmetic, and nearly all `unsafe` of this
+//! folder.
 //!
 //! # Layout
 //!
@@ -10,8 +11,8 @@
 //!         256 B     256 B           256 B       32 B             32 B         < 288 B
 //! ```
 //!
-//! Slots and headers are apart: so slots start on a 256-byte boundary, and 30 bits of a node's number
-//! reach 256 GiB; and marks and counts are on lines that no look-up ever reads.
+//! Slots and headers are apart: so slots start on a 256-byte boundary, and 30 bits of a node's
+//! number reach 256 GiB; and marks and counts are on lines that no look-up ever reads.
 //!
 //! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
 //! 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
@@ -19,10 +20,10 @@
 //!
 //! # Why slabs are never given back
 //!
-//! A look-up holds nothing. It may load a word of a node that has been freed and reused. For this to
-//! be harmless the word must be an index word, written by atomic stores only: file bytes there would
-//! be plain stores of arbitrary numbers. With slabs that stay slabs, whatever a stale walk reads is a
-//! valid entry of *some* file.
+//! A look-up holds nothing. It may load a word of a node that has been freed and reused. For this
+//! to be harmless the word must be an index word, written by atomic stores only: file bytes there
+//! would be plain stores of arbitrary numbers. With slabs that stay slabs, whatever a stale walk
+//! reads is a valid entry of *some* file.
 
 use super::entry::Entry;
 use crate::base::sync::{AtomicU32, AtomicU64};

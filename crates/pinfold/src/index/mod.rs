@@ -2,8 +2,8 @@
 //! readers that hold nothing, neither a lock nor RCU.
 //!
 //! Not here: what a frame is and whether it is still the right one (`frames/`), which thread may
-//! change a file (its mutex), which page to evict (policy). It stands on `frames/` and `base/`. A file
-//! uses only those in the rows below it.
+//! change a file (its mutex), which page to evict (policy). It stands on `frames/` and `base/`. A
+//! file uses only those in the rows below it.
 //! ```text
 //! lookup      a hit's look-up: the directory's words, kept in the handle
 //! walk        the next folio, marked folio or hole in a range
@@ -47,8 +47,8 @@
 //! # Publication
 //!
 //! Node slots and the root are stored with release and loaded with acquire: the loads form a
-//! dependent chain, but Rust has no consume. On x86-64 acquire is a plain `mov`; on aarch64 it waits
-//! for an earlier `stlr` of the same thread at most, of which a reader has none.
+//! dependent chain, but Rust has no consume. On x86-64 acquire is a plain `mov`; on aarch64 it
+//! waits for an earlier `stlr` of the same thread at most, of which a reader has none.
 //!
 //! # Entries of many pages
 //!

@@ -12,8 +12,8 @@
 //! | 38..44 | level | 0 is a leaf, level l has 64^l pages a slot |
 //! | 44..51 | present | slots that hold a folio or a node, 0..=64 |
 //!
-//! In a free node the links word holds the next free node. The file's mutex and the pool's order all
-//! accesses to the header: they are relaxed. It is atomic only because the memory is shared.
+//! In a free node the links word holds the next free node. The file's mutex and the pool's order
+//! all accesses to the header: they are relaxed. It is atomic only because the memory is shared.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -158,9 +158,9 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         self.header(LINKS).store(u64::from(word), Ordering::Relaxed);
     }
 
-    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots. (A head's number
-    /// is in the tree once, so the slots that hold it are one aligned run.) Costs at most one load per
-    /// doubling.
+    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots. (A head's
+    /// number is in the tree once, so the slots that hold it are one aligned run.) Costs at most
+    /// one load per doubling.
     pub(super) fn run(self, i: u32) -> (u32, u32) {
         let entry = self.load(i);
         debug_assert!(entry.frame().is_some());

@@ -2,7 +2,8 @@
 //!
 //! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
 //! at page 0 sits in the root itself; a node whose only entry is a node in slot 0 gives the root to
-//! that one. A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
+//! that one. A node that leaves the tree is first unlinked, then stashed; readers may still be in
+//! it.
 
 use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};

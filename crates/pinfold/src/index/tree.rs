@@ -15,8 +15,8 @@ pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
     pub(super) id: u64,
 }
 
-/// The right to change one index: keep it inside the file's mutex. [`NodePool::new_index`] makes one
-/// for each index, and a writer borrows it mutably, so two writers at once do not type-check.
+/// The right to change one index: keep it inside the file's mutex. [`NodePool::new_index`] makes
+/// one for each index, and a writer borrows it mutably, so two writers at once do not type-check.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
     pub(super) id: u64,
@@ -73,8 +73,8 @@ impl<const BITS: u32> Index<BITS> {
         self.walk(page).frame_or_none_such()
     }
 
-    /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty slot
-    /// over it. A hint as well.
+    /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty
+    /// slot over it. A hint as well.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn next_hint(&self, page: u64) -> u64 {
         // Acquire, both: as in `walk`.

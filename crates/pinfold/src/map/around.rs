@@ -3,9 +3,10 @@
 //! What such an access wants next, the kernel does not say, and an image that is touched when it
 //! starts is wanted as a whole. So the absent pages of the aligned 128 KiB are read with the page,
 //! which is what Linux reads around a fault by default; but only as long as that displaces nothing,
-//! and unless the program has said how it reads. Of a file that does not fit in the cache, something
-//! will be displaced later: there three quarters of the block have to be cached already. Best effort: who
-//! wants one of these pages and does not get it reads it alone, and sees the error.
+//! and unless the program has said how it reads. Of a file that does not fit in the cache,
+//! something will be displaced later: there three quarters of the block have to be cached already.
+//! Best effort: who wants one of these pages and does not get it reads it alone, and sees the
+//! error.
 //!
 //! Belongs here: which pages, and when.
 

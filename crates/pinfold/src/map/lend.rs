@@ -41,8 +41,8 @@ use crate::source;
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
 
-/// The pages that an access brings, if nothing says that they are used at random: about what is read
-/// with the wanted one.
+/// The pages that an access brings, if nothing says that they are used at random: about what is
+/// read with the wanted one.
 const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
@@ -58,8 +58,8 @@ const PUT: &str = "put pages there";
 /// arena has some left when three are lent.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
-/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent. It is lent at once
-/// if one can be made free, and otherwise for the first access.
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent. It is lent at
+/// once if one can be made free, and otherwise for the first access.
 #[derive(Debug)]
 pub(crate) struct Mapper(Arc<Core>);
 
@@ -125,8 +125,8 @@ pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
     if mutant::on(Mutant::MapBeyondMirror) { of(handle) } else { grown(handle, || end) }
 }
 
-/// The mirror, with room for this folio. That the file has become too long for it (`ulimit -f`) does
-/// not concern the pages that it has room for.
+/// The mirror, with room for this folio. That the file has become too long for it (`ulimit -f`)
+/// does not concern the pages that it has room for.
 ///
 /// # Errors
 /// As [`of`].
@@ -145,10 +145,10 @@ fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
 }
 
 /// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
-/// for it at once, and with `shown` it is mapped there. At a readahead mark it begins to read further,
-/// which may evict what was read ahead in vain. Waits for no read, and for nobody but, as a thread, for
-/// one that is just lending the page. What was `brought` is kept from eviction for a while
-/// (`recent.rs`).
+/// for it at once, and with `shown` it is mapped there. At a readahead mark it begins to read
+/// further, which may evict what was read ahead in vain. Waits for no read, and for nobody but, as
+/// a thread, for one that is just lending the page. What was `brought` is kept from eviction for a
+/// while (`recent.rs`).
 ///
 /// # Errors
 /// The system refuses memory.
@@ -205,8 +205,8 @@ pub(crate) unsafe fn look<'a>(
 }
 
 /// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, nor
-/// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has no
-/// room for. The caller has no reference to the folio, or it would be dropped instead.
+/// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has
+/// no room for. The caller has no reference to the folio, or it would be dropped instead.
 ///
 /// # Errors
 /// The system refuses memory.
@@ -250,8 +250,8 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
     Ok(Look::Absent)
 }
 
-/// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory for
-/// it at once. One with a readahead mark is not, as for who goes on in order.
+/// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory
+/// for it at once. One with a readahead mark is not, as for who goes on in order.
 #[cfg(feature = "serve")]
 pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
     let look = || {
@@ -310,9 +310,10 @@ pub(crate) async fn bring<'a>(
     let (mut again, mut waits) = (false, AccessWaits::default());
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
     let bringing = bringing(&handle.core, pages, waiter).await;
-    // Ends: each iteration but the first follows one whose folio was split or dropped. `ready` splits
-    // it at most once: no lent memory is too much in pieces for a folio of one page. `ready` drops it
-    // only to wait for lent memory, which patience bounds. Otherwise another thread has dropped it.
+    // Ends: each iteration but the first follows one whose folio was split or dropped. `ready`
+    // splits it at most once: no lent memory is too much in pieces for a folio of one page. `ready`
+    // drops it only to wait for lent memory, which patience bounds. Otherwise another thread has
+    // dropped it.
     loop {
         handle.check_page(page)?;
         let alone = again && !mutant::on(Mutant::BringLargeAgain);
@@ -365,8 +366,8 @@ struct AccessWaits {
     place: Option<Instant>,
 }
 
-/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
-/// was made smaller; or too many threads wait with folios, and this one has waited without.
+/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index,
+/// or was made smaller; or too many threads wait with folios, and this one has waited without.
 async fn ready<'a>(
     handle: &'a Handle,
     page: u64,
@@ -468,8 +469,8 @@ pub(crate) async fn put<'a>(
     }
 }
 
-/// Whether the file reached `page` when this folio, which has the page, was read. Of other pages the
-/// mirror has nothing.
+/// Whether the file reached `page` when this folio, which has the page, was read. Of other pages
+/// the mirror has nothing.
 pub(crate) fn reaches(held: &Held<'_>, page: u64) -> bool {
     page < held.file_pages_end() || mutant::on(Mutant::LooksBeyondEnd)
 }
@@ -670,8 +671,8 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
 }
 
 /// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
-/// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for what
-/// the index needs: otherwise that is waited for.
+/// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for
+/// what the index needs: otherwise that is waited for.
 fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> Result<()> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let (head, identity, pages) = (held.head(), held.frame().identity(), place_of(&held));

@@ -1,9 +1,9 @@
 //! Frames for folios whose bytes are in mirrors: runs of 2 MiB are lent for them, and taken back.
 //!
-//! A lent run has no memory of its own (`frames::mobility`), so its frames and those of the arena do
-//! not stand in for each other. The policy evicts in one order, whatever kind of frame that frees.
-//! This file lends a free run of the arena, when frames for mirrors are wanted and the arena has
-//! more free than it wants.
+//! A lent run has no memory of its own (`frames::mobility`), so its frames and those of the arena
+//! do not stand in for each other. The policy evicts in one order, whatever kind of frame that
+//! frees. This file lends a free run of the arena, when frames for mirrors are wanted and the arena
+//! has more free than it wants.
 //!
 //! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free
 //! as one has: what is in it moves to the others, which copies no byte. One run
@@ -61,8 +61,8 @@ impl LentPatience {
 }
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
-/// [`alloc_hollow`](crate::frames::Frames::alloc_hollow) does. With `needed`, evicts until there is one,
-/// or says why there is none; without, returns `None` if there is none at once.
+/// [`alloc_hollow`](crate::frames::Frames::alloc_hollow) does. With `needed`, evicts until there is
+/// one, or says why there is none; without, returns `None` if there is none at once.
 pub(crate) fn allocate_lent(
     core: &Core,
     wish: Order,
@@ -130,7 +130,8 @@ pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, O
     at_once(core, wish)
 }
 
-/// [`evict_for_lent`] for a task, of which there may be many: one in a while evicts for all of its thread.
+/// [`evict_for_lent`] for a task, of which there may be many: one in a while evicts for all of its
+/// thread.
 pub(crate) fn evict_for_task(
     core: &Core,
     wish: Order,
@@ -220,8 +221,8 @@ pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
     // Dropped after the run is released.
     let mut woken = Woken::default();
     let Some(held) = core.frames.take_free_in(run) else { return false };
-    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
-    // have folios of it.
+    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and
+    // may have folios of it.
     if !core.frames.is_hollow(run) && !mutant::on(Mutant::TakeBackAnyRun) {
         return false;
     }
@@ -249,8 +250,8 @@ mod tests {
     use crate::source::Memory;
     use crate::{Cache, Hint, Options, Space};
 
-    /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
-    /// without.
+    /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios
+    /// or without.
     #[test]
     fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();

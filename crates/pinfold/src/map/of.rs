@@ -1,7 +1,8 @@
 //! A cache, its files and what a `change` mutex guards, as mapped memory sees them: the mirror of a
 //! file, the states of own memory, the swap, and the folios that are kept after an access.
 //!
-//! Belongs here: what every module of `map/` asks of these. What the cache proper asks is `outside.rs`.
+//! Belongs here: what every module of `map/` asks of these. What the cache proper asks is
+//! `outside.rs`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! What the cache proper is answered and told of hollow folios (`pages/outside.rs`): each call finds
-//! the module of `map/` that it concerns.
+//! What the cache proper is answered and told of hollow folios (`pages/outside.rs`): each call
+//! finds the module of `map/` that it concerns.
 //!
-//! The bytes of a hollow folio are in one of two places: in its file's mirror (`mapped/mirror/`), or,
-//! if the file is memory of the program's own, in the map itself (`space/anon/`).
+//! The bytes of a hollow folio are in one of two places: in its file's mirror (`mapped/mirror/`),
+//! or, if the file is memory of the program's own, in the map itself (`space/anon/`).
 
 use std::ops::Range;
 use std::sync::Arc;

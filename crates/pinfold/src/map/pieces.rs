@@ -1,14 +1,15 @@
 //! Which mapped folios are evicted: whole pieces of a file, in two steps.
 //!
-//! To take pages out of page tables costs an interrupt to every processor that runs the program, for
-//! one page as for all of a range: a few microseconds. So mapped folios leave together with those
-//! that lie near them: those of 2 MiB, or of up to 128 MiB where few are in memory.
+//! To take pages out of page tables costs an interrupt to every processor that runs the program,
+//! for one page as for all of a range: a few microseconds. So mapped folios leave together with
+//! those that lie near them: those of 2 MiB, or of up to 128 MiB where few are in memory.
 //!
 //! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
-//! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::mapped::pieces)). The
-//! one that has waited longest has its turn when enough others wait. What was mapped again meanwhile
-//! stays, as does what was used by other ways in; the rest is evicted. That is the second chance of
-//! Corbató's clock ("A paging experiment with the Multics system", 1968), for pieces.
+//! piece are taken out of the page tables alone, and the piece waits
+//! ([`Pieces`](crate::mapped::pieces)). The one that has waited longest has its turn when enough
+//! others wait. What was mapped again meanwhile stays, as does what was used by other ways in; the
+//! rest is evicted. That is the second chance of Corbató's clock ("A paging experiment with the
+//! Multics system", 1968), for pieces.
 
 use pinfold_policy::{Answer, Sweep};
 
@@ -34,12 +35,13 @@ const PAGES_ENOUGH: u64 = 32;
 /// is too small.
 const USED_PIECES_MAX: u32 = 4;
 
-/// The most folios in a row that the policy offers in vain, as their pieces wait: then it is the turn
-/// of one of these. The pages of a piece, 512 or more, may be neighbours in the policy's order, too.
+/// The most folios in a row that the policy offers in vain, as their pieces wait: then it is the
+/// turn of one of these. The pages of a piece, 512 or more, may be neighbours in the policy's
+/// order, too.
 const OFFERS_MAX: u32 = 1024;
 
-/// The policy offers the folio at `head`. If it goes with its piece, it goes back to the policy, and
-/// later leaves with that.
+/// The policy offers the folio at `head`. If it goes with its piece, it goes back to the policy,
+/// and later leaves with that.
 pub(super) fn offer(
     core: &Core,
     turns: &mut PieceTurns,
@@ -115,8 +117,8 @@ pub(super) fn next(core: &Core, turns: &mut PieceTurns, most: usize) -> Vec<Cand
     going
 }
 
-/// The piece, made longer until `enough` of its pages are in memory, or others wait in what it would
-/// get; and how many are.
+/// The piece, made longer until `enough` of its pages are in memory, or others wait in what it
+/// would get; and how many are.
 fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) -> (Piece, u64) {
     let pages_of = |piece: &Piece| -> u64 {
         let folios = folios_of(core, mapping, piece);

@@ -1,16 +1,17 @@
 //! Load control: how many pages threads bring at a time for their mapped accesses.
 //!
 //! Where many threads bring pages into little memory, each evicts what the others have just brought
-//! and not yet used, and nearly all work is in vain: Denning's thrashing ("Thrashing: its causes and
-//! prevention", 1968). His remedy is that fewer go on at a time. So what is being brought is at most
-//! a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order in which they came.
-//! Where memory is plenty or threads are few nobody ever waits.
+//! and not yet used, and nearly all work is in vain: Denning's thrashing ("Thrashing: its causes
+//! and prevention", 1968). His remedy is that fewer go on at a time. So what is being brought is at
+//! most a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order in which they
+//! came. Where memory is plenty or threads are few nobody ever waits.
 //!
-//! A thread that goes on where it was is about to use what it has brought, so it had better not wait
-//! now. Those that come may pass those that wait, as long as none has waited for [`PATIENT`].
+//! A thread that goes on where it was is about to use what it has brought, so it had better not
+//! wait now. Those that come may pass those that wait, as long as none has waited for [`PATIENT`].
 //!
-//! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep others
-//! from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress rests.
+//! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep
+//! others from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress
+//! rests.
 //!
 //! The tasks of handler threads wait in the same queue ([`Queued`]). Nothing wakes a task because
 //! others take long; so it looks again after a while ([`LOOK_AGAIN`]).
@@ -105,7 +106,8 @@ impl Load {
             return self.begun(&mut state, pages);
         }
         let waiter = state.queue(None);
-        // Ends: each of those before this one begins, and each that is under way ends or takes long.
+        // Ends: each of those before this one begins, and each that is under way ends or takes
+        // long.
         while !state.is_first(waiter) || !state.has_room(pages, self.pages_max) {
             let Some(left) = state.let_long_go(self.long) else { continue };
             let bed = &self.turn[waiter as usize % BEDS];
@@ -252,8 +254,8 @@ mod tests {
     }
 
     /// Who begins, in which order: where 6 of 10 pages are being brought, threads with 5, 5 and 1
-    /// come one after the other; then 4 of the 6 have ended. Those that may begin at once tell of it
-    /// in any order, so what counts is the number that each was given.
+    /// come one after the other; then 4 of the 6 have ended. Those that may begin at once tell of
+    /// it in any order, so what counts is the number that each was given.
     fn order(patient: Duration) -> Vec<usize> {
         let load = load(patient, FOR_EVER);
         let (first, other) = (load.begin(4), load.begin(2));
@@ -311,7 +313,8 @@ mod tests {
         }
     }
 
-    /// Two tasks wait, and the first gives up or begins: whether the second begins when it is woken.
+    /// Two tasks wait, and the first gives up or begins: whether the second begins when it is
+    /// woken.
     fn tasks_begin_in_turn(gives_up: bool) -> bool {
         let load = load(Duration::ZERO, FOR_EVER);
         let under_way = load.begin(9);

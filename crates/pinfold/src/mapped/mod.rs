@@ -2,7 +2,8 @@
 //! memory goes, and how a fault is waited for. Which maps there are, and how faults are served, is
 //! `map/`.
 //!
-//! It stands on `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows below it.
+//! It stands on `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows
+//! below it.
 //!
 //! ```text
 //! parts     what a cache, a file and its `change` mutex have for mapped memory

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::frames::PAGE_BYTES;
 
-/// The open file. A forked child would find its parent's page table: the caller sees to it that none
-/// asks.
+/// The open file. A forked child would find its parent's page table: the caller sees to it that
+/// none asks.
 #[derive(Debug)]
 pub(crate) struct Pagemap(File);
 

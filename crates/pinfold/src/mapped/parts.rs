@@ -120,7 +120,8 @@ impl MappedOfCache {
 
     /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
     /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
-    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
+    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each
+    /// other.
     pub(crate) fn may_wait_with(&self, pages: u32) -> Option<Added<'_>> {
         let most = self.waiting_most.max(pages);
         let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };

@@ -1,5 +1,5 @@
-//! Pieces of mirrors that wait to be evicted: each 2 MiB of a file or more, whose pages were taken out
-//! of the page tables and may be used again before they go.
+//! Pieces of mirrors that wait to be evicted: each 2 MiB of a file or more, whose pages were taken
+//! out of the page tables and may be used again before they go.
 //!
 //! Here: the queue. Not here: which pieces get into it, and what becomes of them
 //! (`map/pieces.rs`).
@@ -75,8 +75,8 @@ impl PieceTurns {
     }
 }
 
-/// The pieces that wait, and how many pages each had in memory when it came; and those whose turn it
-/// is.
+/// The pieces that wait, and how many pages each had in memory when it came; and those whose turn
+/// it is.
 #[derive(Debug)]
 pub(crate) struct Pieces(Mutex<Known>);
 
@@ -132,8 +132,8 @@ impl Pieces {
     }
 
     /// It is the turn of the piece that has waited longest, if all together have more than `most`
-    /// pages, and it is not the only one: the others make it wait. What is left of a piece whose turn
-    /// has begun waits no more.
+    /// pages, and it is not the only one: the others make it wait. What is left of a piece whose
+    /// turn has begun waits no more.
     pub(crate) fn next(&self, most: u64) -> Option<Piece> {
         let mut known = self.0.lock();
         let enough = known.pages > most && known.waiting.len() > 1;

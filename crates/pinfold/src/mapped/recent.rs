@@ -10,14 +10,15 @@
 //! bring their pages may have to bring its own once more. But whoever brings a page and runs gets
 //! on.
 //!
-//! A folio that leaves its file is let go of (`freeze/users.rs`): the kernel would go on mapping its
-//! bytes as long as it has a user. So is whatever a pin has to move, and what is in a run that the
-//! arena takes back.
+//! A folio that leaves its file is let go of (`freeze/users.rs`): the kernel would go on mapping
+//! its bytes as long as it has a user. So is whatever a pin has to move, and what is in a run that
+//! the arena takes back.
 //!
 //! Who keeps and lets go of references is `map/of.rs`; here are their numbers.
 
 use std::collections::VecDeque;
-// Not from `crate::base::sync`: loom's caches keep nothing here, and would pay for it with each drop.
+// Not from `crate::base::sync`: loom's caches keep nothing here, and would pay for it with each
+// drop.
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::base::sync::locks::Mutex;

@@ -1,9 +1,9 @@
-//! How a mapped access is waited for: by a thread, in place, or by a task of a handler thread, which
-//! serves others meanwhile.
+//! How a mapped access is waited for: by a thread, in place, or by a task of a handler thread,
+//! which serves others meanwhile.
 //!
-//! What either of them runs is an `async fn` that takes a [`Waiter`], and asks it wherever it waits.
-//! With [`Waiter::Thread`] it never pends, so [`now`] runs it. A task also rests: [`Rests`] are the
-//! timers of one handler thread.
+//! What either of them runs is an `async fn` that takes a [`Waiter`], and asks it wherever it
+//! waits. With [`Waiter::Thread`] it never pends, so [`now`] runs it. A task also rests: [`Rests`]
+//! are the timers of one handler thread.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

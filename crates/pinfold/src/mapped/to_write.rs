@@ -1,8 +1,8 @@
-//! Dirty pages of own memory on their way to the swap: who evicts hands them over, and threads of the
-//! cache write them (`map/writers.rs`).
+//! Dirty pages of own memory on their way to the swap: who evicts hands them over, and threads of
+//! the cache write them (`map/writers.rs`).
 //!
-//! So nobody who wants memory waits for the swap. While it hangs, these threads do, as many pages as
-//! there is room for here stay where they are, and what is clean is evicted.
+//! So nobody who wants memory waits for the swap. While it hangs, these threads do, as many pages
+//! as there is room for here stay where they are, and what is clean is evicted.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -44,8 +44,9 @@ struct WriteQueue {
 }
 
 impl ToWrite {
-    /// Hands pages over, as long as there is room. Of each is said whether it was written before, and
-    /// stayed. Returns how many will leave, as far as is known, and had not been handed over before.
+    /// Hands pages over, as long as there is room. Of each is said whether it was written before,
+    /// and stayed. Returns how many will leave, as far as is known, and had not been handed over
+    /// before.
     pub(crate) fn add(&self, pages: impl IntoIterator<Item = (Page, bool)>) -> u64 {
         let mut now = self.pages.now.lock();
         let (before, mut leave) = (now.waiting.len(), 0);

@@ -2,8 +2,8 @@
 //! which ends protections; an entry that is written anew with a protection; and system calls of the
 //! program's own, which take pages away, replace them, or keep them.
 //!
-//! They act between any two steps of a page-out, of an eviction, and of a store. The machine is that
-//! of `swapped.rs`.
+//! They act between any two steps of a page-out, of an eviction, and of a store. The machine is
+//! that of `swapped.rs`.
 
 use super::holds_and_catches;
 use super::swapped::{Machine, race};
@@ -69,8 +69,8 @@ fn a_page_that_was_taken_away_is_an_error_or_has_its_bytes() {
     holds_and_catches(taken_away, &[(Mutant::LossForgotten, "the load finds older bytes")]);
 }
 
-/// KSM has merged a page, as the program has asked it to, and comes to another one that is evicted with
-/// it.
+/// KSM has merged a page, as the program has asked it to, and comes to another one that is evicted
+/// with it.
 fn merged_beside_another() {
     let machine = Machine::new(2, 4).that_looks().that_merges_an_area();
     machine.page_out(0, InSlot);

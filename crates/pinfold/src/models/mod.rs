@@ -72,7 +72,8 @@ fn holds_and_catches(model: fn(), mutants: &[(Mutant, &str)]) {
     holds_and_catches_within(2, model, mutants);
 }
 
-/// As [`holds_and_catches`] with another bound on preemptions, where two do not show every mutant or take too long.
+/// As [`holds_and_catches`] with another bound on preemptions, where two do not show every mutant
+/// or take too long.
 fn holds_and_catches_within(preemptions: usize, model: fn(), mutants: &[(Mutant, &str)]) {
     let explore = |mutant, swapped| {
         SWAPPED.set(swapped);
@@ -171,8 +172,8 @@ impl Model {
         Self::with_barrier(frames, order, Barrier::FullFence)
     }
 
-    /// A model as of [`Self::new`], with readers that have a fence of their own or not. loom has no membarrier: see
-    /// `readers::barrier`.
+    /// A model as of [`Self::new`], with readers that have a fence of their own or not. loom has no
+    /// membarrier: see `readers::barrier`.
     fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");

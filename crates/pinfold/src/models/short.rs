@@ -20,8 +20,8 @@ fn a_short_read_returns_bytes_of_its_page() {
     holds_and_catches(reuse, &mutants);
 }
 
-/// A frame's reuse by three threads: one evicts, another fills the frame, a third reads. The fence of the
-/// thread that made the version odd does not order the stores of another thread.
+/// A frame's reuse by three threads: one evicts, another fills the frame, a third reads. The fence
+/// of the thread that made the version odd does not order the stores of another thread.
 fn reuse_by_another() {
     race_of_three(&Model::only(), |model| model.check_shortly(0), Model::evict, Model::refill);
 }

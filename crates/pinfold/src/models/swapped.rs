@@ -1,10 +1,10 @@
 //! A page-out (`swap/pages.rs`) against stores, and against page-outs that want its slot.
 //!
-//! The states of the pages, the slots and the steps of a page-out are the shipped ones. The memory of a
-//! page is a word: its bytes, whether it is there, and whether it is protected, which the processor
-//! looks at in one step with each access; whether the index has it; and what the program has done to
-//! its mapping. A slot of the swap is a word, too. `kernel.rs` has those who change a page's word and do
-//! not ask.
+//! The states of the pages, the slots and the steps of a page-out are the shipped ones. The memory
+//! of a page is a word: its bytes, whether it is there, and whether it is protected, which the
+//! processor looks at in one step with each access; whether the index has it; and what the program
+//! has done to its mapping. A slot of the swap is a word, too. `kernel.rs` has those who change a
+//! page's word and do not ask.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ pub(super) struct Machine {
     merges: Mutex<bool>,
     /// Whether it may because the process has asked for all of its memory, which can be asked for.
     merges_all: bool,
-    /// Whether evictions and stores look the page table up. Not where the states alone are to be enough.
+    /// Whether evictions and stores look the page table up. Not where the states alone are to be
+    /// enough.
     looks: bool,
 }
 
@@ -183,8 +184,8 @@ impl Machine {
         self.memory[page as usize].fetch_or(SEALED, Ordering::SeqCst);
     }
 
-    /// The program maps other memory over the page, and stores to it. Not between a look and the taking
-    /// out, where the kernel would take what is there by then.
+    /// The program maps other memory over the page, and stores to it. Not between a look and the
+    /// taking out, where the kernel would take what is there by then.
     pub(super) fn replace(&self, page: u32, bytes: u32) {
         let _states = self.pages.lock();
         let replace = |now| Some(now & INDEXED | THERE | FOREIGN | bytes);
@@ -244,8 +245,8 @@ impl Machine {
         }
     }
 
-    /// Steps 1 and 4 to 6 of a fault at once: they wait for each other by the folio's version. False:
-    /// the access fails.
+    /// Steps 1 and 4 to 6 of a fault at once: they wait for each other by the folio's version.
+    /// False: the access fails.
     fn bring(&self, states: &mut PageStates, page: u32) -> bool {
         let memory = &self.memory[page as usize];
         let now = memory.load(Ordering::SeqCst);

@@ -1,9 +1,9 @@
 //! A writer against borrowing readers: the rules for writing through the cache.
 //!
 //! There is no writing yet. The writer here is its protocol, made of shipped steps; the readers are
-//! shipped. `docs/borrow.md` explains the rules. It differs from `docs/design.md` in this: it freezes the
-//! count before it makes the version odd, and where the count cannot be frozen it does not ask why, but
-//! writes to a copy.
+//! shipped. `docs/borrow.md` explains the rules. It differs from `docs/design.md` in this: it
+//! freezes the count before it makes the version odd, and where the count cannot be frozen it does
+//! not ask why, but writes to a copy.
 
 use super::borrowed::reader;
 use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};

@@ -27,8 +27,8 @@ use crate::pages::residency::Residency;
 use crate::pages::stream::Credit;
 use crate::source::{Engine, EngineOptions};
 
-/// The shared state of one cache. A forked child keeps it: it has none of the threads that its parts
-/// would wait for.
+/// The shared state of one cache. A forked child keeps it: it has none of the threads that its
+/// parts would wait for.
 #[derive(Debug)]
 pub(crate) struct Core(ManuallyDrop<CoreParts>);
 
@@ -113,7 +113,7 @@ impl Core {
         self.hold_at(mapping, page, mapping.index.lookup_hint(page))
     }
 
-    /// The same, where a look-up has returned `head`: right or wrong, or no frame at all.
+    /// As [`Self::hold`], where a look-up has returned `head`: right or wrong, or no frame at all.
     #[inline(always)]
     pub(crate) fn hold_at(
         &self,
@@ -166,7 +166,8 @@ impl Core {
         }
     }
 
-    /// [`put`](Self::put) for a folio that was allocated in vain. That it is free again is no progress.
+    /// [`put`](Self::put) for a folio that was allocated in vain. That it is free again is no
+    /// progress.
     pub(crate) fn give_back(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {

@@ -1,5 +1,6 @@
-//! One open of a file, as the ways in use it: with all that a hit needs of the cache and the file in
-//! one cache line, which saves three dependent loads before the first one of the page's own data.
+//! One open of a file, as the ways in use it: with all that a hit needs of the cache and the file
+//! in one cache line, which saves three dependent loads before the first one of the page's own
+//! data.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -15,7 +16,8 @@ use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 use crate::pages::stream::{Credit, Stream, Unread};
 
-/// So many hollow folios are asked for at a time: a fault has little memory for that (`base/heap.rs`).
+/// So many hollow folios are asked for at a time: a fault has little memory for that
+/// (`base/heap.rs`).
 const HOLLOW_MAX: usize = 64;
 
 ///

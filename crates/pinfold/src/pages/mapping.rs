@@ -5,11 +5,12 @@
 //!
 //! `resizing` is taken before all others, and is the only lock held during a call of the source.
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
-//! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising order
-//! of their numbers. Under a `change` mutex nothing is read, and no frame or node is allocated, as
-//! eviction takes it; but the heap may be used (a larger directory, once for a file that grows; the
-//! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the
-//! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
+//! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising
+//! order of their numbers. Under a `change` mutex nothing is read, and no frame or node is
+//! allocated, as eviction takes it; but the heap may be used (a larger directory, once for a file
+//! that grows; the error of a fill). A thread that freezes a folio holds the mutex from before the
+//! freeze until the folio is thawed or out of the index, so under the mutex no folio of the mapping
+//! is ever frozen.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -58,8 +59,8 @@ pub(crate) struct Mapping {
     /// The number by which ghosts name it: the same when it is opened again.
     pub(crate) ghosts_of: u64,
     len_bytes: AtomicU64,
-    /// Held while the source is asked for its length and the answer is applied. It has the length as
-    /// of the last open, refresh, or invalidation of all pages.
+    /// Held while the source is asked for its length and the answer is applied. It has the length
+    /// as of the last open, refresh, or invalidation of all pages.
     pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
@@ -115,8 +116,8 @@ impl ReadUnder {
         (self.settled || self.grown) && self.is(contents)
     }
 
-    /// Whether pages that were read under it are those of a file with these contents. What has grown
-    /// was compared in part only.
+    /// Whether pages that were read under it are those of a file with these contents. What has
+    /// grown was compared in part only.
     pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
         let grown = self.grown && !mutant::on(Mutant::OpenTrustsGrown);
         mutant::on(Mutant::OpenUncompared) || (self.settled && !grown && self.is(contents))
@@ -404,8 +405,8 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Removes a handle. Without handles a mapping has no source: whoever opens the file brings one.
-    /// (Dirty folios will need the source until they are written.)
+    /// Removes a handle. Without handles a mapping has no source: whoever opens the file brings
+    /// one. (Dirty folios will need the source until they are written.)
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
         let _table = self.table.lock();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);

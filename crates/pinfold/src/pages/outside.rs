@@ -7,7 +7,8 @@
 //!
 //! The cache proper keeps, freezes, moves and evicts hollow folios as it does all others. It asks
 //! here where their bytes are, and tells here before they go. `map/outside.rs` answers; without the
-//! feature `map`, and in models of loom, nothing is outside, and the functions below are the answers.
+//! feature `map`, and in models of loom, nothing is outside, and the functions below are the
+//! answers.
 //!
 //! Whoever gets a [`Changing`] is called under the file's `change` mutex; so are `leave_memory`,
 //! `taken_in` and `left_in_use`, perhaps `freed`, and `is_unsettled`. Then an answer reads no
@@ -69,16 +70,16 @@ pub(crate) trait Outside {
         false
     }
 
-    /// How many pages no map has accessed of these hollow folios, as far as it is known: each with its
-    /// pages, and those of them that are asked for, in the order of the file.
+    /// How many pages no map has accessed of these hollow folios, as far as it is known: each with
+    /// its pages, and those of them that are asked for, in the order of the file.
     fn unaccessed(&self, mapping: &Mapping, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
         0
     }
 
     // What is dirty, of a file that is outside.
 
-    /// Before some of these pages leave without a write: those count as stored to from now on that may
-    /// have been, although nobody told.
+    /// Before some of these pages leave without a write: those count as stored to from now on that
+    /// may have been, although nobody told.
     fn notice_stores(&self, changing: &mut Changing<'_>, pages: &[u64]) {}
 
     /// Whether the bytes of `page` are elsewhere, too.
@@ -94,9 +95,9 @@ pub(crate) trait Outside {
         Vec::new()
     }
 
-    /// These folios have just left the index, some of `mapping`: the bytes of hollow ones stay where
-    /// they are, and nothing else gets there, until they are taken out of all maps by what this
-    /// returns.
+    /// These folios have just left the index, some of `mapping`: the bytes of hollow ones stay
+    /// where they are, and nothing else gets there, until they are taken out of all maps by what
+    /// this returns.
     fn leave<'a>(
         &self,
         changing: &mut Changing<'_>,
@@ -166,7 +167,8 @@ pub(crate) trait Outside {
 
     // Memory.
 
-    /// Makes a hollow run one of the arena again, if the arena wants frames and nobody needs the run.
+    /// Makes a hollow run one of the arena again, if the arena wants frames and nobody needs the
+    /// run.
     fn take_run_back(&self) -> bool {
         false
     }

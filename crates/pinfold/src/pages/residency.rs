@@ -18,8 +18,9 @@ impl Residency {
         Residency(Mutex::new(S3Fifo::new(pages.into())))
     }
 
-    /// The folio at `head`, of a file that ghosts know as `file`, is up to date from now on. Call it
-    /// under its mapping's `change` mutex. Returns whether it came back soon after it was evicted.
+    /// The folio at `head`, of a file that ghosts know as `file`, is up to date from now on. Call
+    /// it under its mapping's `change` mutex. Returns whether it came back soon after it was
+    /// evicted.
     pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, file: u64) -> bool {
         let mut policy = self.0.lock();
         let shadow = frames.ghosts().get(file, frames.frame(head).identity().index);

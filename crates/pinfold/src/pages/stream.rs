@@ -14,21 +14,21 @@
 //!
 //! Where a run comes to a mark, the pages before it count as used. But somebody who reads a part of
 //! each window meets all marks: so the pages there are looked at, and the run ends if more than a
-//! quarter is unused (`frames/uses.rs`). If a page that was read ahead is gone before it is used, the
-//! run goes on with half of the window.
+//! quarter is unused (`frames/uses.rs`). If a page that was read ahead is gone before it is used,
+//! the run goes on with half of the window.
 //!
-//! A handle has a few runs at a time, for threads that share it, and maps. What they have read ahead
-//! and not used yet is taken from the credit at once, and given back as it is used.
+//! A handle has a few runs at a time, for threads that share it, and maps. What they have read
+//! ahead and not used yet is taken from the credit at once, and given back as it is used.
 //!
-//! Nothing says that a run is over: a reader that goes back to the start of a loop may find all of it
-//! cached. But if a run stands still while the handle's others use as many pages as it has ahead,
-//! three windows at least, it counts as over. What is ahead of it is evicted then, where memory is
-//! short ([`Plan::vain`]).
+//! Nothing says that a run is over: a reader that goes back to the start of a loop may find all of
+//! it cached. But if a run stands still while the handle's others use as many pages as it has
+//! ahead, three windows at least, it counts as over. What is ahead of it is evicted then, where
+//! memory is short ([`Plan::vain`]).
 //!
-//! The cache has a credit, too ([`Credit`]), which all handles earn and use, and a run begins windows
-//! only if both allow it. Of the cache's, a run takes in advance what is ahead of it beyond what it has
-//! earned: so scans under way leave it to those that begin, and files that are read in part and stay
-//! open give nothing back.
+//! The cache has a credit, too ([`Credit`]), which all handles earn and use, and a run begins
+//! windows only if both allow it. Of the cache's, a run takes in advance what is ahead of it beyond
+//! what it has earned: so scans under way leave it to those that begin, and files that are read in
+//! part and stay open give nothing back.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -144,8 +144,8 @@ pub(crate) struct Stream {
 #[derive(Debug)]
 struct StreamState {
     hint: Option<Hint>,
-    /// What may still be read in vain, in parts of a page: see [`PER_PAGE`]. What the runs have read
-    /// ahead is not in it.
+    /// What may still be read in vain, in parts of a page: see [`PER_PAGE`]. What the runs have
+    /// read ahead is not in it.
     credit: i64,
     runs: [ReadRun; RUNS],
     /// The run that went on or began last.
@@ -230,8 +230,8 @@ impl Stream {
         self.state.lock().hint = Some(hint);
     }
 
-    /// A miss at `page`, by a reader that wants `bytes` bytes from there on. `unread` looks at pages
-    /// that were read ahead.
+    /// A miss at `page`, by a reader that wants `bytes` bytes from there on. `unread` looks at
+    /// pages that were read ahead.
     pub(crate) fn on_miss(
         &self,
         page: u64,
@@ -349,8 +349,8 @@ impl Stream {
         Plan { ahead_end, window_pages: window, mark: true, vain, ..none }
     }
 
-    /// The handle goes. What it has read in vain, the cache's credit pays for; as in [`Plan::vain`] of
-    /// each run.
+    /// The handle goes. What it has read in vain, the cache's credit pays for; as in [`Plan::vain`]
+    /// of each run.
     pub(crate) fn end(
         &self,
         file_bytes: u64,
@@ -398,8 +398,8 @@ impl Stream {
         self.window_max_pages > 0 && self.state.lock().hint.is_none()
     }
 
-    /// Whether `page` was read ahead of a run of which little is known yet: then its first use is to
-    /// be seen.
+    /// Whether `page` was read ahead of a run of which little is known yet: then its first use is
+    /// to be seen.
     #[cfg(feature = "map")]
     pub(crate) fn is_proving(&self, page: u64) -> bool {
         let state = self.state.lock();
@@ -453,8 +453,8 @@ impl StreamState {
         run.vain()
     }
 
-    /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is put
-    /// back.
+    /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is
+    /// put back.
     fn take(&mut self, n: Option<usize>, all: &Credit) -> (usize, ReadRun) {
         let n = match (n, self.hint) {
             (Some(n), _) => n,
@@ -478,8 +478,8 @@ impl StreamState {
         self.last = n;
     }
 
-    /// The run has come to `page`, and `unused` of the pages that were read ahead before it were not
-    /// used. True if those are few enough for the window to stay.
+    /// The run has come to `page`, and `unused` of the pages that were read ahead before it were
+    /// not used. True if those are few enough for the window to stay.
     fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64, all: &Credit) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
@@ -506,8 +506,8 @@ impl StreamState {
         }
     }
 
-    /// The run ends. What was read ahead of it and not used was read in vain. At the end of the file
-    /// no mark says that pages were used, so some of them may have been used and be gone.
+    /// The run ends. What was read ahead of it and not used was read in vain. At the end of the
+    /// file no mark says that pages were used, so some of them may have been used and be gone.
     fn breaks_off(
         &mut self,
         run: &ReadRun,

@@ -47,8 +47,8 @@ struct Current {
     lane: Arc<pool::Lane>,
 }
 
-/// What a source was, when it is of no more use to a cache. Dropping it may take long, and may close
-/// other files.
+/// What a source was, when it is of no more use to a cache. Dropping it may take long, and may
+/// close other files.
 #[derive(Debug, Default)]
 pub(crate) struct LetGo {
     source: Option<SharedSource>,
@@ -109,9 +109,9 @@ pub(crate) struct OwnRing<'b> {
 }
 
 impl OwnRing<'_> {
-    /// As [`Backing::read`] for all of `first` and `others`, all of them under way at the same time.
-    /// `others` is called once, perhaps when the first read is under way: so it must wait for nothing
-    /// but locks.
+    /// As [`Backing::read`] for all of `first` and `others`, all of them under way at the same
+    /// time. `others` is called once, perhaps when the first read is under way: so it must wait for
+    /// nothing but locks.
     ///
     /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and up to three more where the
     /// sources of the cache have little else to do.
@@ -232,7 +232,8 @@ impl Backing {
         let _ = self.try_submit(batch);
     }
 
-    /// [`submit`](Self::submit); says why the rest was not taken, if that will not change by itself.
+    /// [`submit`](Self::submit); says why the rest was not taken, if that will not change by
+    /// itself.
     ///
     /// # Errors
     /// The source panicked, or no thread can be started.
@@ -265,8 +266,8 @@ impl Backing {
         guarded("len_bytes", || self.source().len_bytes())
     }
 
-    /// What identifies the contents of the file now; nothing does of a block device, and of a source
-    /// that the program implements.
+    /// What identifies the contents of the file now; nothing does of a block device, and of a
+    /// source that the program implements.
     pub(crate) fn contents(&self) -> io::Result<Option<Contents>> {
         self.file().map_or(Ok(None), |file| file.contents())
     }
@@ -276,7 +277,8 @@ impl Backing {
         self.file().is_some_and(|file| file.fine_times && file.is_all_direct())
     }
 
-    /// Whether it is a file of which not all reads are direct by now. Once it is closed nobody knows.
+    /// Whether it is a file of which not all reads are direct by now. Once it is closed nobody
+    /// knows.
     pub(crate) fn is_read_indirectly(&self) -> bool {
         self.file().is_some_and(|file| !file.is_all_direct())
     }

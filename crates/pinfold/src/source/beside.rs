@@ -1,17 +1,17 @@
-//! Reads through the kernel's page cache of a file that is otherwise read directly; and which errors
-//! of a transfer are no reason to give it up.
+//! Reads through the kernel's page cache of a file that is otherwise read directly; and which
+//! errors of a transfer are no reason to give it up.
 //!
 //! # When direct I/O is refused
 //! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
-//! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache from
-//! there on; unless the file was opened for direct I/O alone.
+//! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache
+//! from there on; unless the file was opened for direct I/O alone.
 //!
 //! # The end of a file that somebody writes
 //! A direct read makes the kernel write out what it reads and another program has just written. A
 //! log is read where it grows: each append would be written to the device by itself. So, of a file
-//! that has grown, all from shortly before its former end on is read through the kernel's page cache,
-//! until it was not changed for a minute. That takes a second descriptor, which is opened when the
-//! file is asked for its length, and never by a ring's thread: an open may wait.
+//! that has grown, all from shortly before its former end on is read through the kernel's page
+//! cache, until it was not changed for a minute. That takes a second descriptor, which is opened
+//! when the file is asked for its length, and never by a ring's thread: an open may wait.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -29,8 +29,8 @@ use super::request::Direction;
 const TRIES_MAX: u8 = 64;
 /// For so long after a change, bytes may not have been written out. The kernel waits 30 s.
 const WRITTEN_AFTER_S: i64 = 60;
-/// So many bytes before the former end may be read once more: the folio there, and what `refresh.rs`
-/// compares.
+/// So many bytes before the former end may be read once more: the folio there, and what
+/// `refresh.rs` compares.
 const READ_AGAIN_BYTES: u64 = 128 << 10;
 const PAGE: u64 = 4096;
 

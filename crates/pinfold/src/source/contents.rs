@@ -9,16 +9,16 @@
 //! A change stores the time at which it begins: on many file systems that of the last tick of the
 //! kernel's clock, 1 to 10 ms ago. So a change may leave the times equal to those of a change
 //! shortly before; and bytes that are read while a write is under way may be older than the times
-//! of that write. Therefore attributes are *settled* if the last change was [`GRAIN_NS`] ago when they
-//! were asked for: whatever happens then gets another time. What was read under others is not
+//! of that write. Therefore attributes are *settled* if the last change was [`GRAIN_NS`] ago when
+//! they were asked for: whatever happens then gets another time. What was read under others is not
 //! believed at the next open.
 //!
 //! Since Linux 6.13 ("multigrain timestamps"), ext4, XFS, btrfs and tmpfs give a change after a
 //! question another time than before the question. A direct read of the first two waits for a
-//! buffered write that is under way. So their attributes are settled at once where reads are direct.
-//! But not where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes; and what
-//! is mounted as ext2 or ext3 has the magic number of ext4, but not these times: so the mount is
-//! asked for its type.
+//! buffered write that is under way. So their attributes are settled at once where reads are
+//! direct. But not where the file system keeps whole seconds, as ext4 does of inodes of 128 bytes;
+//! and what is mounted as ext2 or ext3 has the magic number of ext4, but not these times: so the
+//! mount is asked for its type.
 
 use std::sync::OnceLock;
 

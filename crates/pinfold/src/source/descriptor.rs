@@ -345,8 +345,8 @@ fn call(fd: RawFd, direction: Direction, offset: u64, iovecs: &Iovecs) -> Result
     let count = libc::c_int::try_from(iovecs.len()).expect("at most IOVECS_MAX");
     let at = libc::off_t::try_from(offset).expect("checked before");
     let got = match direction {
-        // SAFETY: the caller has the fd open; each iovec is a part of an `Extent`, whose memory is valid
-        // for the call and may be written by any holder of the extent.
+        // SAFETY: the caller has the fd open; each iovec is a part of an `Extent`, whose memory is
+        // valid for the call and may be written by any holder of the extent.
         Direction::Read => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) },
         // SAFETY: as above; the kernel only reads the memory.
         Direction::Write => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) },

@@ -2,19 +2,19 @@
 //! I/O is refused.
 //!
 //! # Direct
-//! A read that a caller waits for is a plain `preadv`, which a ring would not make faster (docs/log.md
-//! has the figures); reads ahead go through the cache's ring (`ring/`), or the worker threads where
-//! there is none, or the file's system is a program (FUSE). Many reads that one caller waits for go
-//! by a ring of its thread's own (`own_ring.rs`).
+//! A read that a caller waits for is a plain `preadv`, which a ring would not make faster
+//! (docs/log.md has the figures); reads ahead go through the cache's ring (`ring/`), or the worker
+//! threads where there is none, or the file's system is a program (FUSE). Many reads that one
+//! caller waits for go by a ring of its thread's own (`own_ring.rs`).
 //!
 //! The end of a file that is not a whole number of blocks: a read of the whole last page returns
 //! the bytes there are. A write must be whole blocks, so writing the last page makes the file
 //! longer; the writer calls `set_len` afterwards.
 //!
 //! # Buffered
-//! The bytes are then cached twice. The kernel is told not to read ahead, as this cache does. What is
-//! not done: dropping each range from the kernel's cache after it was read. Other programs may want
-//! it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
+//! The bytes are then cached twice. The kernel is told not to read ahead, as this cache does. What
+//! is not done: dropping each range from the kernel's cache after it was read. Other programs may
+//! want it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
 //! wants it says [`Hint::DontNeed`], which is passed on.
 
 use std::borrow::Cow;

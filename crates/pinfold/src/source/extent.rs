@@ -11,8 +11,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-// Not from `crate::base::sync`: these view plain memory in place, which a model checker's atomics cannot
-// do. No protocol depends on their order; the frame's version word provides it.
+// Not from `crate::base::sync`: these view plain memory in place, which a model checker's atomics
+// cannot do. No protocol depends on their order; the frame's version word provides it.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::base::mutant::Mutant;
@@ -121,8 +121,8 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
         load_bytes(from, head);
         for (n, word) in words.iter_mut().enumerate() {
-            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`; the head ends
-            // at a boundary.
+            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`; the head
+            // ends at a boundary.
             let place = unsafe { word_at(from, head.len() + n * WORD_BYTES) };
             // Relaxed: pairs with no store; the bytes do not change while they are written back.
             *word = place.load(Ordering::Relaxed).to_ne_bytes();
@@ -182,7 +182,8 @@ fn store_bytes(to: NonNull<u8>, from: &[u8]) {
 
 fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
     for (n, byte) in to.iter_mut().enumerate() {
-        // SAFETY: the callers checked that this many bytes are there. Relaxed: as in `Extent::load`.
+        // SAFETY: the callers checked that this many bytes are there. Relaxed: as in
+        // `Extent::load`.
         *byte = unsafe { byte_at(from, n) }.load(Ordering::Relaxed);
     }
 }

@@ -1,8 +1,9 @@
 //! The requests of many files that share a number of slots: the workers', and the ring's.
 //!
 //! # No request waits for another file's
-//! A file may have one slot, and more as long as it has fewer than are free: one file alone has half
-//! of them, and one that hangs leaves others as much as it has. A request is taken in two cases only:
+//! A file may have one slot, and more as long as it has fewer than are free: one file alone has
+//! half of them, and one that hangs leaves others as much as it has. A request is taken in two
+//! cases only:
 //!
 //! 1. its file may have one more slot: it gets that;
 //! 2. its file has a slot already, so it waits only for requests of its own file. Those that somebody

@@ -20,8 +20,8 @@
 //!
 //! [`Memory`] is a source that comes with the cache.
 
-// Not here: which pages are read when, the readers that wait for them, the state of a page (`fill`),
-// or frames.
+// Not here: which pages are read when, the readers that wait for them, the state of a page
+// (`fill`), or frames.
 //
 // It stands on `base/`. A file uses only those in the rows below it.
 //
@@ -401,9 +401,10 @@ pub trait Source: Send + Sync + Debug {
     fn kind(&self) -> Cow<'static, str>;
 
     /// The object that this source reads and its version, if they identify it among all sources
-    /// attached to the same cache. Two attaches of one object then share its pages, which stay cached
-    /// after the last handle is dropped. [`Cache::attach`](crate::Cache::attach) says what happens
-    /// when another version is attached. `None`, the default: each attach is a file of its own.
+    /// attached to the same cache. Two attaches of one object then share its pages, which stay
+    /// cached after the last handle is dropped. [`Cache::attach`](crate::Cache::attach) says what
+    /// happens when another version is attached. `None`, the default: each attach is a file of its
+    /// own.
     ///
     /// Constant for the life of the source. If the object may change meanwhile, the source must
     /// make a read of another version fail (an HTTP client uses `If-Match`): the cache cannot
@@ -456,14 +457,14 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// The time limit of a request that a worker thread, the cache's ring or [`start`](Self::start)
-    /// carries out. When it has passed, the request is asked to stop (see [`Request::is_stopped`]). Once
-    /// its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`, the
-    /// default, is no limit.
+    /// carries out. When it has passed, the request is asked to stop (see [`Request::is_stopped`]).
+    /// Once its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`,
+    /// the default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
     /// ended from outside, because its memory is in use until it returns: a thread waits as long as
-    /// the source does. A source that has a deadline must keep it in these calls, and return the same
-    /// kind of error:
+    /// the source does. A source that has a deadline must keep it in these calls, and return the
+    /// same kind of error:
     ///
     /// ```
     /// use pinfold::source::Source;
@@ -510,8 +511,8 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
-    /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an error
-    /// when it is set. No byte of the request may be moved after that return. The default is
+    /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an
+    /// error when it is set. No byte of the request may be moved after that return. The default is
     /// [`read_extents_at`](Self::read_extents_at) or [`write_extents_at`](Self::write_extents_at).
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! Which type of file system an open file is mounted as, by statmount(2) of Linux 6.8. A mount has a
-//! number that is never given to another one, so what was told stays true. Other system calls tell a
-//! number of the file system's format, which several types share.
+//! Which type of file system an open file is mounted as, by statmount(2) of Linux 6.8. A mount has
+//! a number that is never given to another one, so what was told stays true. Other system calls
+//! tell a number of the file system's format, which several types share.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};

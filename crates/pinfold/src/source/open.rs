@@ -6,15 +6,16 @@
 //! there, but it has no effect. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) reports the
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
 //! its block size, and for a file 512 and 4096 are tried; `O_DIRECT` is switched on and one block
-//! read as a probe, since some file systems accept the flag and refuse the read. (4) An overlay does
-//! not tell what is below it: if it takes a read that no device could make, it is as in (1).
+//! read as a probe, since some file systems accept the flag and refuse the read. (4) An overlay
+//! does not tell what is below it: if it takes a read that no device could make, it is as in (1).
 //!
 //! # How a wrong length is detected
-//! Some file systems make up a file's content when it is read, and report 0 bytes (procfs) or a page
-//! (sysfs) whatever it is. Such a file would look empty or cut short, so it is refused. (1) A file of
-//! 0 bytes on a file system that has only such files is refused without a read: reading some of them
-//! waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2) Any other file of 0 bytes must
-//! have no first byte. (3) One of sysfs must have a last byte. All other files are believed.
+//! Some file systems make up a file's content when it is read, and report 0 bytes (procfs) or a
+//! page (sysfs) whatever it is. Such a file would look empty or cut short, so it is refused. (1) A
+//! file of 0 bytes on a file system that has only such files is refused without a read: reading
+//! some of them waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2) Any other file
+//! of 0 bytes must have no first byte. (3) One of sysfs must have a last byte. All other files are
+//! believed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,8 +49,8 @@ const TRACEFS_MAGIC: u64 = 0x7472_6163;
 /// File systems whose reads begin without waiting, as the kernel's ring asks of them: ext2 to ext4,
 /// XFS, Btrfs and F2FS. Others say that they do, and wait for an answer all the same.
 const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// File systems that are programs. Of their errors, the kernel's ring takes some for a reason to try
-/// again, without end.
+/// File systems that are programs. Of their errors, the kernel's ring takes some for a reason to
+/// try again, without end.
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -115,7 +116,8 @@ impl OpenError {
 
 const DIRECTORY: &str = "a directory";
 
-/// A file or block device that was found at a path and opened. How it will be read is not known yet.
+/// A file or block device that was found at a path and opened. How it will be read is not known
+/// yet.
 #[derive(Debug)]
 pub(crate) struct FoundFile {
     fd: OwnedFd,
@@ -286,8 +288,8 @@ fn refused(what: &str, errno: Errno) -> String {
     format!("{what} was refused: {errno}")
 }
 
-/// Switches direct I/O on, and returns the alignment it needs and the number of the file's mount, if
-/// the kernel tells it. After an error, which is why there is none, it may be on.
+/// Switches direct I/O on, and returns the alignment it needs and the number of the file's mount,
+/// if the kernel tells it. After an error, which is why there is none, it may be on.
 fn go_direct(
     fd: &OwnedFd,
     block_device: bool,

@@ -1,6 +1,7 @@
 //! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own. The
-//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (up to
-//! three more where the device is idle) submits all reads of a batch, 64 at most, and waits for them.
+//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (up
+//! to three more where the device is idle) submits all reads of a batch, 64 at most, and waits for
+//! them.
 //!
 //! # Early submissions
 //! The kernel notifies a device when a call has submitted all of its reads. A device with little to
@@ -15,9 +16,9 @@
 //!
 //! # Who owns the memory
 //! The caller, who gives it for the time of the call: the call returns when the kernel is done with
-//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp), the
-//! ring is closed, and waited for until the kernel has released it, as in `ring/driver.rs`. What has
-//! no result by then is read by `preadv`.
+//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
+//! the ring is closed, and waited for until the kernel has released it, as in `ring/driver.rs`.
+//! What has no result by then is read by `preadv`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};

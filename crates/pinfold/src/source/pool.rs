@@ -1,8 +1,9 @@
 //! A few threads that carry out requests for sources without a queue of their own. They are started
 //! when first needed and live as long as the cache.
 //!
-//! A worker is a slot of `lanes.rs`, which says why a source that hangs delays its own requests only.
-//! What is not taken goes back to the caller ([`Start::Full`]), which reads it itself or drops it.
+//! A worker is a slot of `lanes.rs`, which says why a source that hangs delays its own requests
+//! only. What is not taken goes back to the caller ([`Start::Full`]), which reads it itself or
+//! drops it.
 //!
 //! A read of a layered source may read from other files of the same cache. It runs on a worker of
 //! its lane, and waits only for reads that this worker carries out itself or that are queued in a
@@ -121,8 +122,8 @@ impl Pool {
     /// Takes requests off the front of `batch`, as many as the limits allow.
     ///
     /// # Errors
-    /// Somebody waits for one that it has not taken, and there is no thread that might take it ever:
-    /// the system starts none.
+    /// Somebody waits for one that it has not taken, and there is no thread that might take it
+    /// ever: the system starts none.
     pub(super) fn start(
         &self,
         lane: &Lane,

@@ -44,8 +44,8 @@ pub(crate) enum Direction {
 /// What is called at the end of a request. Implemented for closures.
 pub(crate) trait CompletionHandler: Send {
     /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
-    /// clock's, a source's own, or the one that drops it. From inside the call that submitted it only
-    /// if it was asked to stop before. The memory is no longer in use.
+    /// clock's, a source's own, or the one that drops it. From inside the call that submitted it
+    /// only if it was asked to stop before. The memory is no longer in use.
     ///
     /// For a read, `Ok(n)` with `n` below the request's bytes means that the source ended there;
     /// the memory beyond is zeroed. A write moves all bytes or is an error. After a failed read the
@@ -297,9 +297,9 @@ impl Request {
         &self.extents
     }
 
-    /// Whether the request is to stop, as its deadline has passed. A thread that carries it out asks
-    /// this from time to time, and then stops moving bytes and finishes the request with any error.
-    /// Cost: a load.
+    /// Whether the request is to stop, as its deadline has passed. A thread that carries it out
+    /// asks this from time to time, and then stops moving bytes and finishes the request with any
+    /// error. Cost: a load.
     pub fn is_stopped(&self) -> bool {
         self.control.as_ref().is_some_and(|control| control.is_stopped())
     }
@@ -310,13 +310,13 @@ impl Request {
         if self.is_stopped() { Err(timed_out()) } else { Ok(()) }
     }
 
-    /// Calls `callback` once when the request is asked to stop: on the thread that asks (the cache's
-    /// clock, which serves all deadlines), or in this call if that was before. It is not called if
-    /// the request ends first; if it ends at that moment, `callback` may run a little after the end.
-    /// A request can have any number of these, for instance one of each source that it is passed
-    /// through; they are called in the order in which they were set. `callback` must be short, and
-    /// must not finish the request itself. A panic in it is caught, after the panic hook has printed
-    /// it. The call does nothing for a request that has no deadline.
+    /// Calls `callback` once when the request is asked to stop: on the thread that asks (the
+    /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
+    /// called if the request ends first; if it ends at that moment, `callback` may run a little
+    /// after the end. A request can have any number of these, for instance one of each source that
+    /// it is passed through; they are called in the order in which they were set. `callback` must
+    /// be short, and must not finish the request itself. A panic in it is caught, after the panic
+    /// hook has printed it. The call does nothing for a request that has no deadline.
     pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(callback));
@@ -408,8 +408,8 @@ pub(super) fn take_front(
     stoppable
 }
 
-/// From now on calls `tell` when one of these is asked to stop, or at once: so the requests are queued
-/// already, and the caller holds no lock.
+/// From now on calls `tell` when one of these is asked to stop, or at once: so the requests are
+/// queued already, and the caller holds no lock.
 pub(super) fn on_stops<S: Send + Sync + 'static>(
     stoppable: Vec<Arc<Control>>,
     shared: &Arc<S>,

@@ -94,8 +94,9 @@ pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
     }
 }
 
-/// The entry of a transfer of `iovecs`, which stay where they are until it completes, by a descriptor
-/// of the file ([`TransferProgress::descriptor`](super::descriptor::TransferProgress::descriptor)).
+/// The entry of a transfer of `iovecs`, which stay where they are until it completes, by a
+/// descriptor of the file
+/// ([`TransferProgress::descriptor`](super::descriptor::TransferProgress::descriptor)).
 pub(super) fn transfer(
     file: &Descriptor,
     fd: RawFd,

@@ -1,5 +1,5 @@
-//! What a cache keeps for each file outside of its budget. It counts for the whole process, so it is
-//! alone in it.
+//! What a cache keeps for each file outside of its budget. It counts for the whole process, so it
+//! is alone in it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

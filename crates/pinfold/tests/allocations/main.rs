@@ -44,8 +44,8 @@ fn refusing<R>(bytes: usize, body: impl FnOnce() -> R) -> R {
     done
 }
 
-/// Whether the calling thread is one of the cache's that evict. Where these ask before they begin, they
-/// are refused nothing: one may be at work when the refusals begin.
+/// Whether the calling thread is one of the cache's that evict. Where these ask before they begin,
+/// they are refused nothing: one may be at work when the refusals begin.
 fn evicts() -> bool {
     let mut name = [0_u8; 16];
     // SAFETY: the kernel writes a name of at most 16 bytes.

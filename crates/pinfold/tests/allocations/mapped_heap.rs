@@ -1,5 +1,5 @@
-//! Maps of files where the program's allocator has no memory: an access to a page that is cached ends no
-//! process. The allocator is that of the whole process, hence the children.
+//! Maps of files where the program's allocator has no memory: an access to a page that is cached
+//! ends no process. The allocator is that of the whole process, hence the children.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Own memory where the program's allocator has no memory: no access ends the process but by the signal
-//! of an access that fails. The allocator is that of the whole process, hence the children.
+//! Own memory where the program's allocator has no memory: no access ends the process but by the
+//! signal of an access that fails. The allocator is that of the whole process, hence the children.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,8 @@ fn without_large_blocks_own_memory_goes_on() {
     }
 }
 
-/// Without any but the smallest blocks, what is there can be used, and what is not there is an error.
+/// Without any but the smallest blocks, what is there can be used, and what is not there is an
+/// error.
 #[test]
 fn without_a_heap_what_is_absent_is_an_error() {
     for handlers in [0, 1] {

@@ -240,7 +240,8 @@ fn change_and_append(file: &fs::File, now: &mut Vec<u8>) {
     now.extend(b"more");
 }
 
-/// A refresh compares a part of what is cached with a file that has grown; an open trusts none of it.
+/// A refresh compares a part of what is cached with a file that has grown; an open trusts none of
+/// it.
 #[test]
 fn an_open_does_not_trust_that_a_file_has_only_grown() {
     for direct in WAYS {

@@ -56,8 +56,8 @@ fn read_some(file: &File, draw: &mut Draw, reads: u64) {
     }
 }
 
-/// Reads `bytes` of the file in order; the mean size of the folio of a page, in bytes. `None` if the
-/// pages have gone before they could be looked at.
+/// Reads `bytes` of the file in order; the mean size of the folio of a page, in bytes. `None` if
+/// the pages have gone before they could be looked at.
 fn scan(file: &File, reader: &Reader, bytes: std::ops::Range<u64>) -> Option<u64> {
     let mut buf = vec![0; MIB as usize];
     let (mut pages, mut sum) = (0, 0);

@@ -123,8 +123,8 @@ impl Source for Hangs {
     }
 }
 
-/// Files are read through a cache that is full of own memory whose swap hangs, by calls, by maps and
-/// by futures, while threads store to own memory; then the swap goes on, and nothing is lost.
+/// Files are read through a cache that is full of own memory whose swap hangs, by calls, by maps
+/// and by futures, while threads store to own memory; then the swap goes on, and nothing is lost.
 #[test]
 fn while_the_swap_hangs_files_are_read_and_own_memory_has_what_is_clean() {
     const OWN: usize = 20 * MIB;

@@ -1,8 +1,8 @@
 //! File systems of the ext kind whose times are coarse: an `open` and a `refresh` return what the
 //! file has, though a change leaves its times as they were.
 //!
-//! They are images on loop devices, which only root can mount; elsewhere the test says that it tests
-//! nothing.
+//! They are images on loop devices, which only root can mount; elsewhere the test says that it
+//! tests nothing.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

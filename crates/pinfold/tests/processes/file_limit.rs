@@ -1,7 +1,7 @@
 //! `RLIMIT_FSIZE`, beyond which the kernel would end the process by SIGXFSZ.
 //!
-//! The limit is a process's, so forked children set it. They make caches, so it is alone in its process
-//! (see `fork_own_cache.rs`).
+//! The limit is a process's, so forked children set it. They make caches, so it is alone in its
+//! process (see `fork_own_cache.rs`).
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! A forked child makes a cache of its own, while the parent's threads fall asleep and wake.
 //!
-//! Alone in its process, as no thread may start or end while this test forks: std holds a lock of the
-//! whole process then, so that the threads which a child starts would wait for ever.
+//! Alone in its process, as no thread may start or end while this test forks: std holds a lock of
+//! the whole process then, so that the threads which a child starts would wait for ever.
 
 use std::borrow::Cow;
 use std::io;

@@ -60,8 +60,8 @@ fn futures(file: &File, pages: u64) -> Vec<Waits<'_>> {
     (0..pages).map(begin).collect()
 }
 
-/// While all of `hanging` hang, with so many reads at `least`, futures of `local`, whose bytes are 7, end; so do the drops of the
-/// file, and of the cache.
+/// While all of `hanging` hang, with so many reads at `least`, futures of `local`, whose bytes are
+/// 7, end; so do the drops of the file, and of the cache.
 fn hangs_alone(odd: &OddFiles, hanging: &[PathBuf], local: &Path, least: usize) {
     let cache = cache();
     let files: Vec<_> = hanging.iter().map(|path| cache.open(path).unwrap()).collect();

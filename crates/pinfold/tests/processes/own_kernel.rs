@@ -94,8 +94,8 @@ fn advise(map: &AnonMap, advice: libc::c_int) -> bool {
     unsafe { libc::madvise(map.as_mut_ptr().cast(), BYTES, advice) == 0 }
 }
 
-/// Clean pages in memory are merged, stored to, and paged out; how many stores are lost. `None`: KSM
-/// did not come to them.
+/// Clean pages in memory are merged, stored to, and paged out; how many stores are lost. `None`:
+/// KSM did not come to them.
 fn stores_lost_to_ksm(merge: impl FnOnce(&AnonMap)) -> Option<usize> {
     let (_space, map) = map(0);
     store_all(&map, 1);
@@ -427,8 +427,8 @@ fn copies_of_what_the_program_takes_away_meanwhile_end_and_find_no_zeros() {
     }
 }
 
-/// As an allocator protects what lies before and after a block. What is in memory then is paged out, or
-/// stays.
+/// As an allocator protects what lies before and after a block. What is in memory then is paged
+/// out, or stays.
 #[test]
 fn what_the_program_has_forbidden_to_access_ends_no_page_out() {
     for handlers in [0, 1] {
@@ -455,8 +455,8 @@ fn what_the_program_has_forbidden_to_access_ends_no_page_out() {
     }
 }
 
-/// While there are guards, nothing hangs and no thread of the cache gets a signal; once they are gone,
-/// a page has its bytes or is lost.
+/// While there are guards, nothing hangs and no thread of the cache gets a signal; once they are
+/// gone, a page has its bytes or is lost.
 #[test]
 fn what_the_program_guards_is_there_again_or_an_error() {
     /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE`.
@@ -560,8 +560,8 @@ fn what_is_sealed_is_not_discarded_and_the_rest_is() {
     }
 }
 
-/// As much as is handed over to be written at a time cannot leave; three times the budget is stored to
-/// beside it.
+/// As much as is handed over to be written at a time cannot leave; three times the budget is stored
+/// to beside it.
 #[test]
 fn much_that_the_program_has_replaced_keeps_no_other_from_the_swap() {
     for handlers in [0, 1] {

@@ -305,7 +305,8 @@ async fn futures_get_the_same() {
     assert_eq!(kept_bytes(&cache, &file), 0);
 }
 
-/// A future that finds no memory for its copy waits for it, and leaves the queue when it is dropped.
+/// A future that finds no memory for its copy waits for it, and leaves the queue when it is
+/// dropped.
 #[test]
 fn a_future_waits_for_memory_for_a_copy() {
     let cache = cache_of(MIB);

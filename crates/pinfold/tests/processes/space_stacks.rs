@@ -1,5 +1,5 @@
-//! The stacks of faults: how much a fault takes of its thread's, and that the frames on an alternate
-//! stack stay whole while a fault is served.
+//! The stacks of faults: how much a fault takes of its thread's, and that the frames on an
+//! alternate stack stay whole while a fault is served.
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_void};

@@ -100,7 +100,8 @@ fn all_threads_of_a_cache_block_all_signals_that_are_sent() {
         for name in ["pinfold-clock", "pinfold-fault", "pinfold-read", "pinfold-reclai"] {
             assert!(names.iter().any(|other| other.starts_with(name)), "{name}: {names:?}");
         }
-        // Those that an instruction causes; and those that nobody can block, of the kernel and libc.
+        // Those that an instruction causes; and those that nobody can block, of the kernel and
+        // libc.
         let caused = [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS];
         let never = [libc::SIGTRAP, libc::SIGKILL, libc::SIGSTOP, 32, 33];
         let may = caused.iter().chain(&never).fold(0, |all, signal| all | 1_u64 << (signal - 1));

@@ -1,8 +1,8 @@
 //! Admission: which folio a counted guard is taken of.
 //!
 //! A guard keeps its whole folio. So one of a large folio is only taken if the folio is granted
-//! (`grants`); otherwise the folio is split, and the guard is of the page alone. A hit asks nothing:
-//! of a large folio that is not granted, the entry says that no byte may be held
+//! (`grants`); otherwise the folio is split, and the guard is of the page alone. A hit asks
+//! nothing: of a large folio that is not granted, the entry says that no byte may be held
 //! (`Frame::holdable`), and the slow path calls this.
 //!
 //! 1. granted, or one page: it is taken;
@@ -35,9 +35,8 @@ use crate::pages::reclaim;
 /// How often step 3 is tried, and how many grants step 2 ends.
 const TRIES_MAX: u32 = 16;
 
-/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`: look
-/// the page up again.
-/// Error: [`ErrorKind::TooMany`].
+/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`:
+/// look the page up again. Error: [`ErrorKind::TooMany`].
 pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
@@ -57,8 +56,8 @@ pub(crate) fn admit<'a>(
     admitted
 }
 
-/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most twice as
-/// much, or one that is granted. Splits nothing.
+/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most
+/// twice as much, or one that is granted. Splits nothing.
 pub(crate) fn may_keep(core: &Core, held: &Held<'_>, pages: u64) -> bool {
     2 * pages >= u64::from(held.frame().order().frames())
         || is_admitted(core, held)
@@ -163,8 +162,9 @@ fn split<'a>(
     }
 }
 
-/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the page;
-/// returns the frame that the caller has to free, and the futures that it wakes without the mutex.
+/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the
+/// page; returns the frame that the caller has to free, and the futures that it wakes without the
+/// mutex.
 fn move_page(
     core: &Core,
     changing: &mut Changing<'_>,

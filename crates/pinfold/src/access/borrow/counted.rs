@@ -182,8 +182,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
-    /// `None` if the file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was
+    /// admitted. `None` if the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -249,8 +249,8 @@ impl<'a> FolioRef<'a> {
     }
 
     /// The same page in a guard that keeps the cache itself alive, with all of its memory, and so
-    /// outlives its file. Cost: one atomic add on the cache's count, a line that all such guards share.
-    /// To keep a guard beside its file, [`FolioOf`](crate::FolioOf) costs less.
+    /// outlives its file. Cost: one atomic add on the cache's count, a line that all such guards
+    /// share. To keep a guard beside its file, [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.

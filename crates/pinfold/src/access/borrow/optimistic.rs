@@ -9,9 +9,9 @@
 //! # Pages that maps show
 //!
 //! Their bytes are outside of the arena, where a load of a page that has left would be a fault. So
-//! their stamp is taken under a reference, and each copy is a system call, which finds anything at the
-//! place or nothing. A page leaves its place after its version has become odd: so the copy counts
-//! only if it is the page's.
+//! their stamp is taken under a reference, and each copy is a system call, which finds anything at
+//! the place or nothing. A page leaves its place after its version has become odd: so the copy
+//! counts only if it is the page's.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -185,7 +185,8 @@ impl Optimistic<'_> {
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
-            // A forked child sees what the parent does to bytes that are outside, and no version of it.
+            // A forked child sees what the parent does to bytes that are outside, and no version of
+            // it.
             && self.outside.is_none_or(|(handle, _)| handle.core.owner.is_here())
     }
 }

@@ -1,12 +1,12 @@
-//! A thread's own side of borrowing: its slots, and what each of its guards shows. The shared records
-//! are in `readers`, the protocol in `slot.rs`.
+//! A thread's own side of borrowing: its slots, and what each of its guards shows. The shared
+//! records are in `readers`, the protocol in `slot.rs`.
 //!
-//! A guard is one pointer, to a [`GuardState`] in here: the five words of the state would be returned
-//! through memory, which took twice as long as the rest of a borrow.
+//! A guard is one pointer, to a [`GuardState`] in here: the five words of the state would be
+//! returned through memory, which took twice as long as the rest of a borrow.
 //!
-//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses of
-//! a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread that
-//! borrows the same page again therefore skips the look-up.
+//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
+//! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
+//! that borrows the same page again therefore skips the look-up.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
@@ -102,8 +102,8 @@ fn states_of(seat: &ReaderSeat) -> [GuardState; SLOTS] {
     std::array::from_fn(|n| GuardState::new(Some(NonNull::from(&seat.slots()[n]))))
 }
 
-/// The free slots of a reader, and their states. The last ones first: a reader's first slot is that of
-/// the quickest borrows, and what its state remembers is of most use.
+/// The free slots of a reader, and their states. The last ones first: a reader's first slot is that
+/// of the quickest borrows, and what its state remembers is of most use.
 pub(crate) struct FreeSlots<'r> {
     reader: &'r Reader,
     left: Rev<slice::Iter<'r, GuardState>>,

@@ -9,10 +9,10 @@
 //! 4. the light fence;
 //! 5. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
-//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice. If a
-//! step fails, the slot is cleared and the page is held by a reference instead. Then 2 to 5 are tried
-//! again under that reference, which is given back if they succeed. If no slot is free the guard keeps
-//! the reference.
+//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice. If
+//! a step fails, the slot is cleared and the page is held by a reference instead. Then 2 to 5 are
+//! tried again under that reference, which is given back if they succeed. If no slot is free the
+//! guard keeps the reference.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -63,8 +63,8 @@ pub struct Borrowed<'f, 'r> {
 }
 
 impl Handle {
-    /// The page number `page`, announced in a slot of `reader`. Inlined into the program is a hit in
-    /// the reader's first slot without a fence; the rest is a call.
+    /// The page number `page`, announced in a slot of `reader`. Inlined into the program is a hit
+    /// in the reader's first slot without a fence; the rest is a call.
     #[inline(always)]
     pub(crate) fn borrow<'f, 'r>(
         &'f self,

@@ -1,5 +1,5 @@
-//! What a guard shows: the bytes of one page, and of the folio around it. Each kind of guard has its
-//! own argument why they stay.
+//! What a guard shows: the bytes of one page, and of the folio around it. Each kind of guard has
+//! its own argument why they stay.
 
 use std::ptr::NonNull;
 
@@ -22,8 +22,9 @@ pub(crate) struct PageView {
 }
 
 impl PageView {
-    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes` bytes
-    /// of the file; valid while the folio's version is unchanged. `None`: it is beyond the end.
+    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes`
+    /// bytes of the file; valid while the folio's version is unchanged. `None`: it is beyond the
+    /// end.
     ///
     /// # Safety
     /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.

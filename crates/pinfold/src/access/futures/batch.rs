@@ -1,13 +1,14 @@
-//! Many pages by one future: [`GetMany`], which is a future for each of its pages that was not cached.
+//! Many pages by one future: [`GetMany`], which is a future for each of its pages that was not
+//! cached.
 //!
-//! Before it begins any, it has a claim to all of its pages, cached or not, until it returns: so the
-//! guards of all batches that wait come to no more than claims may. Without a claim it queues, and
-//! holds nothing. What is absent it begins together (`many/misses.rs`); then each part follows its
-//! page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as if it
-//! were new: what it has read is probably still cached when its turn comes. A batch that is too large
-//! for that, and so runs alone in its file, waits with its guards. So does the keeper
-//! (`pressure/queue.rs`): one that found no memory many times, as others may hold all but too little
-//! for it. Others that found none as often wait for its end, without guards.
+//! Before it begins any, it has a claim to all of its pages, cached or not, until it returns: so
+//! the guards of all batches that wait come to no more than claims may. Without a claim it queues,
+//! and holds nothing. What is absent it begins together (`many/misses.rs`); then each part follows
+//! its page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as
+//! if it were new: what it has read is probably still cached when its turn comes. A batch that is
+//! too large for that, and so runs alone in its file, waits with its guards. So does the keeper
+//! (`pressure/queue.rs`): one that found no memory many times, as others may hold all but too
+//! little for it. Others that found none as often wait for its end, without guards.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -141,8 +142,8 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// Claims all its pages. If it has found no memory too often, it has to be the keeper. Also with the
-    /// progress seen.
+    /// Claims all its pages. If it has found no memory too often, it has to be the keeper. Also
+    /// with the progress seen.
     fn claim(&mut self, pages: u32) -> (std::result::Result<Claim, Refused>, u64) {
         let Handle { core, mapping, .. } = self.handle;
         let file = (mapping.id, &mapping.on_its_way);
@@ -300,8 +301,8 @@ impl<'f> GetMany<'f> {
     }
 
     /// Looks at the first part that is missing, which alone has the waker, as all are wanted. Then
-    /// begins those that have not begun, until one queues. That one has the waker, too, and is looked
-    /// at each time: others queue behind it.
+    /// begins those that have not begun, until one queues. That one has the waker, too, and is
+    /// looked at each time: others queue behind it.
     fn poll_parts(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let (mut all, mut at) = (true, self.there);
         // Ends: each turn looks at a later part.

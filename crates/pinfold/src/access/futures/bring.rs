@@ -1,6 +1,6 @@
 //! Bringing one page for a future, as the blocking ways in do, without a thread that waits. If the
-//! page is on its way, the future leaves its waker with the folio (`wait`). If there is no memory, it
-//! queues (`pressure`). It starts fills by requests (`fill::begin`).
+//! page is on its way, the future leaves its waker with the folio (`wait`). If there is no memory,
+//! it queues (`pressure`). It starts fills by requests (`fill::begin`).
 //!
 //! | state | holds | ends when |
 //! |---|---|---|
@@ -195,8 +195,8 @@ impl<'f> Bring<'f> {
         (claimed.map(|claim| self.claimed = claim), seen)
     }
 
-    /// For a part of a batch, after what was absent was submitted: follows its page, if that is there
-    /// or on its way. If not, it begins by itself when it is polled.
+    /// For a part of a batch, after what was absent was submitted: follows its page, if that is
+    /// there or on its way. If not, it begins by itself when it is polled.
     pub(super) fn follow(&mut self) {
         // What its batch has read is no hit.
         self.missed = true;

@@ -1,4 +1,5 @@
-//! Futures of reads and pages. What programs may rely on is told on the crate's front page, "Futures".
+//! Futures of reads and pages. What programs may rely on is told on the crate's front page,
+//! "Futures".
 //!
 //! | file | subject |
 //! |---|---|
@@ -8,9 +9,9 @@
 //! | `room.rs` | waiting for memory for a copy |
 //! | `set.rs` | futures that one thread waits for by one eventfd |
 //!
-//! Each poll goes on until it has the page, an error, or has left its waker. A future that ends, or is
-//! dropped in any state, takes its waker, its turn and its claim back, and gives up its reference; a
-//! fill that it began goes on. In a forked child it takes no lock.
+//! Each poll goes on until it has the page, an error, or has left its waker. A future that ends, or
+//! is dropped in any state, takes its waker, its turn and its claim back, and gives up its
+//! reference; a fill that it began goes on. In a forked child it takes no lock.
 
 mod batch;
 mod bring;
@@ -70,8 +71,8 @@ impl<'f> Get<'f> {
         self.poll_slowly(waker)
     }
 
-    /// For who polls it again before it relies on the waker: nobody is woken when the page is there.
-    /// When its turn comes, `waker` is woken all the same.
+    /// For who polls it again before it relies on the waker: nobody is woken when the page is
+    /// there. When its turn comes, `waker` is woken all the same.
     fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
         if !matches!(self.wait(), BringWait::Turn) {
             let polled = self.poll_with(Waker::noop());
@@ -117,8 +118,8 @@ impl<'f> Future for Get<'f> {
     }
 }
 
-/// The folio of `page`, up to date and held, as [`fill::get`](crate::pages::fill::get). With `alone`,
-/// nothing but the page is read.
+/// The folio of `page`, up to date and held, as [`fill::get`](crate::pages::fill::get). With
+/// `alone`, nothing but the page is read.
 #[cfg(feature = "map")]
 pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, PAGE_BYTES);
@@ -135,8 +136,8 @@ pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<He
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned, it returns the
-/// same count, or tries again what failed.
+/// [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned, it returns
+/// the same count, or tries again what failed.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,

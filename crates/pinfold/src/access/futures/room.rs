@@ -1,9 +1,9 @@
 //! Waiting for memory for a copy, without a thread: [`copy_memory`].
 //!
 //! All that want a copy queue in one line (`pressure/queue.rs`), whatever their files, and hold
-//! nothing meanwhile: the first one tries. One whose file has enough copies on their way goes to the
-//! end of the line: its source may hang. No other futures wait behind that line: there may be memory
-//! for them, though other copies, or guards, leave too little for a copy.
+//! nothing meanwhile: the first one tries. One whose file has enough copies on their way goes to
+//! the end of the line: its source may hang. No other futures wait behind that line: there may be
+//! memory for them, though other copies, or guards, leave too little for a copy.
 
 use std::task::{Poll, Waker};
 

@@ -2,10 +2,10 @@
 //! ended.
 //!
 //! A future's waker puts its key into `WokenKeys`, and the thread polls the futures whose keys are
-//! there. The eventfd is written and read under the mutex of `WokenKeys` alone: raised by whoever adds
-//! the first key, or has something else to be taken, and lowered when the thread has found nothing any
-//! more. So a thread that waits for it misses nothing. A key is never used again: what wakes a future
-//! that has ended finds none.
+//! there. The eventfd is written and read under the mutex of `WokenKeys` alone: raised by whoever
+//! adds the first key, or has something else to be taken, and lowered when the thread has found
+//! nothing any more. So a thread that waits for it misses nothing. A key is never used again: what
+//! wakes a future that has ended finds none.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

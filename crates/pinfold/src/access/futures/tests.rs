@@ -257,8 +257,8 @@ fn poll_until<'f>(
     }
 }
 
-/// A batch that may keep its guards next is refused, as its file hangs. What a batch of another file
-/// gets that may do so as well; waits for it so long.
+/// A batch that may keep its guards next is refused, as its file hangs. What a batch of another
+/// file gets that may do so as well; waits for it so long.
 fn got_beside_one_that_is_refused(most: Duration) -> Got {
     let (cache, file, _other) = two_files();
     let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
@@ -396,9 +396,9 @@ impl Source for Late {
     }
 }
 
-/// What a batch of 20 pages gets beside one of the same file that has all of its 60 pages, of the 64
-/// that the file's futures may have a claim to, and is not polled any more, or is leaked. Waits for
-/// it so long.
+/// What a batch of 20 pages gets beside one of the same file that has all of its 60 pages, of the
+/// 64 that the file's futures may have a claim to, and is not polled any more, or is leaked. Waits
+/// for it so long.
 fn got_beside_one_that_was_polled_once(leaked: bool, most: Duration) -> Got {
     let mut options = Options::new(1 << 20);
     options.patience = MOST * 2;
@@ -486,8 +486,8 @@ fn end<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Futures of each kind that were polled once and are kept, or leaked, have 15 MiB of 64: as much as
-/// the futures of a file may bring at a time, but for a few pages.
+/// Futures of each kind that were polled once and are kept, or leaked, have 15 MiB of 64: as much
+/// as the futures of a file may bring at a time, but for a few pages.
 fn others_get_on(leaked: bool) {
     let mut options = Options::new(64 << 20);
     options.patience = MOST * 2;

@@ -6,11 +6,11 @@
 //! 2. do what a single hit does with that hint, by the same functions (`found.rs`, `read.rs`,
 //!    `borrow/`).
 //!
-//! Only the order is another: whatever the single call may meet between two of its steps, may happen
-//! between two passes. A page for which a step fails is tried once more by the single call, which says
-//! why if it fails there, too. The first pass leaves the hint alone: to find the entry once more takes
-//! fewer instructions than to keep what else was found. A guard's bytes are not asked for: nobody knows
-//! yet which of them the program will look at.
+//! Only the order is another: whatever the single call may meet between two of its steps, may
+//! happen between two passes. A page for which a step fails is tried once more by the single call,
+//! which says why if it fails there, too. The first pass leaves the hint alone: to find the entry
+//! once more takes fewer instructions than to keep what else was found. A guard's bytes are not
+//! asked for: nobody knows yet which of them the program will look at.
 //!
 //! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
 //! size of a block.
@@ -178,8 +178,8 @@ impl Handle {
     }
 }
 
-/// Pass 2 for guards: to the end of `guards`, in order; `left` gets the numbers of the pages of which
-/// there is none. `quick` takes a guard by the hint; returns how many it got.
+/// Pass 2 for guards: to the end of `guards`, in order; `left` gets the numbers of the pages of
+/// which there is none. `quick` takes a guard by the hint; returns how many it got.
 #[inline(always)]
 fn guard_block<G>(
     pages: &[u64],

@@ -200,9 +200,9 @@ impl<'a> Absent<'a> {
 /// What is on its way of a first group, and how far to read ahead behind it.
 type FirstGroup = (FillBatch, Plan);
 
-/// Step 2: what is on its way of the first group, with the plan of what to read ahead behind it; and
-/// the groups that are left. `None` if others are on all of them; for a future also if there is no
-/// memory at once. `there`, in order, is about to be used.
+/// Step 2: what is on its way of the first group, with the plan of what to read ahead behind it;
+/// and the groups that are left. `None` if others are on all of them; for a future also if there is
+/// no memory at once. `there`, in order, is about to be used.
 fn first_group(
     handle: &Handle,
     mut groups: Vec<Range<u64>>,
@@ -303,7 +303,8 @@ fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
     &groups[..groups.iter().take(GROUPS_MAX).take_while(fits).count()]
 }
 
-/// Steps 3 to 6 for all groups, where nobody waits. False if memory or the engine had no more to give.
+/// Steps 3 to 6 for all groups, where nobody waits. False if memory or the engine had no more to
+/// give.
 fn start_all(handle: &Handle, mut groups: &[Range<u64>]) -> bool {
     // Ends: a submission has at least one group.
     while !groups.is_empty() {
@@ -322,9 +323,9 @@ fn start_all(handle: &Handle, mut groups: &[Range<u64>]) -> bool {
     true
 }
 
-/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may, or
-/// where another thread's folio divides it. Also whether there was memory for all. Waits for nothing
-/// but locks.
+/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may,
+/// or where another thread's folio divides it. Also whether there was memory for all. Waits for
+/// nothing but locks.
 fn prepare(handle: &Handle, groups: &[Range<u64>], wanted: For) -> (Vec<FillBatch>, bool) {
     let (folios, whole) = allocate(handle, groups);
     let mut batches: Vec<FillBatch> = Vec::new();
@@ -374,8 +375,8 @@ mod tests {
     use crate::source::Memory;
     use crate::{Cache, Options};
 
-    /// Whether a scan goes on in windows that comes to page 49, before which 47 pages were read ahead,
-    /// by a batch that wants also these pages. It has read those `before`.
+    /// Whether a scan goes on in windows that comes to page 49, before which 47 pages were read
+    /// ahead, by a batch that wants also these pages. It has read those `before`.
     fn goes_on(before: Range<u64>, wanted: &[Range<u64>]) -> bool {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();
         let file = cache.attach("file", Arc::new(Memory::new(vec![1; 1 << 20]))).unwrap();

@@ -23,12 +23,12 @@
 //! # Why batches do not wait for one another
 //!
 //! A folio on its way keeps others waiting, so the thread that has put it there must wait for
-//! nothing but its read. In 2 only the first group of pages may wait for memory, when nothing of this
-//! batch is on its way. After that the thread gives its requests to the engine, and reads by itself
-//! what the engine does not take, before it waits for anybody (3).
+//! nothing but its read. In 2 only the first group of pages may wait for memory, when nothing of
+//! this batch is on its way. After that the thread gives its requests to the engine, and reads by
+//! itself what the engine does not take, before it waits for anybody (3).
 //!
-//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read, as
-//! a program's own guards do: two batches that together want more than there is may both fail.
+//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read,
+//! as a program's own guards do: two batches that together want more than there is may both fail.
 
 mod hits;
 mod misses;
@@ -192,7 +192,8 @@ impl Handle {
     }
 
     /// Steps 2 to 4 for guards: those of `pages`, of which the numbers in `left` are not among the
-    /// `quick` ones. `now` gets a page if it is cached; `slowly` is told whether the page was absent.
+    /// `quick` ones. `now` gets a page if it is cached; `slowly` is told whether the page was
+    /// absent.
     #[cold]
     #[inline(never)]
     fn with_left<G>(

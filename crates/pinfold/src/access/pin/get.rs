@@ -14,16 +14,16 @@
 //!
 //! # The slow path, for a folio that is absent or has to move
 //!
-//! It works under a reference. A folio smaller than a 2 MiB run, in a run that should become free some
-//! day, moves before it is pinned:
+//! It works under a reference. A folio smaller than a 2 MiB run, in a run that should become free
+//! some day, moves before it is pinned:
 //! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock;
 //! 2. under the mapping's `change` mutex: give up the reference (the index's own keeps the folio,
 //!    as eviction needs this mutex), migrate, pin the new folio;
 //! 3. free the old frames.
 //!
 //! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
-//! If another thread holds the folio, the move is retried for [`MOVE_PATIENCE`], which begins after the
-//! read; then it is an error.
+//! If another thread holds the folio, the move is retried for [`MOVE_PATIENCE`], which begins after
+//! the read; then it is an error.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -193,8 +193,8 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
 }
 
 /// Pins folios of a single page as long as they follow the run. Returns the first that does not;
-/// `None` at the end, or at anything else. `page` advances with it. A loop of its own: the next page is
-/// always the next look-up, so the processor does not wait for the entry of this one.
+/// `None` at the end, or at anything else. `page` advances with it. A loop of its own: the next
+/// page is always the next look-up, so the processor does not wait for the entry of this one.
 #[inline(never)]
 fn lengthen_by_singles(
     mut seek: FolioWanted<'_>,

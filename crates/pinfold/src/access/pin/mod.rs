@@ -9,8 +9,8 @@
 //!
 //! What is counted is one pin for each page of the file that the range touches, in the count of the
 //! page's folio: one addition of the number of pages per folio. Each `PinnedRange` owns exactly the
-//! pins of the pages it touches, so it can be cut in two and the parts unpinned by different threads. A
-//! page that a cut goes through is pinned once more.
+//! pins of the pages it touches, so it can be cut in two and the parts unpinned by different
+//! threads. A page that a cut goes through is pinned once more.
 
 mod get;
 mod run;
@@ -219,8 +219,8 @@ impl PinnedRange {
         Cause::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
-    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that would
-    /// take a count that all pins of the file share.
+    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
+    /// would take a count that all pins of the file share.
     fn path(&self) -> Option<PathBuf> {
         self.core.check_owner().ok()?; // a child may not lock the table of files
         self.runs.heads().find_map(|head| {

@@ -1,8 +1,8 @@
 //! The frames that a range has pinned: runs of pages that are contiguous in memory, whatever folios
 //! they belong to.
 //!
-//! A run records its first folio only. The next ones follow from the sizes: a folio's order does not
-//! change while it is pinned, nor when it is dropped from its file.
+//! A run records its first folio only. The next ones follow from the sizes: a folio's order does
+//! not change while it is pinned, nor when it is dropped from its file.
 
 use crate::base::counters::Event;
 use crate::frames::FrameNumber;

@@ -1,5 +1,5 @@
-//! std's locks without poisoning: a panic of one thread must not disable a cache for all others, and
-//! the data is consistent whenever an assertion fails.
+//! std's locks without poisoning: a panic of one thread must not disable a cache for all others,
+//! and the data is consistent whenever an assertion fails.
 //!
 //! A lock here must be all in its own words. A library whose waiting threads queue in one table of
 //! the process, as `parking_lot` has, can leave a child of fork(2) a table that is locked for ever.

@@ -40,8 +40,8 @@ use crate::pages::handle::Handle;
 const ZERO_RUN_PAGES: u64 = 512;
 const COPY_RUN_PAGES: u64 = around::PAGES;
 
-/// Into so many pieces a client, and all clients of an owner, may cut what they have removed: 256 GiB of
-/// which single pages were. And so many pieces are remembered of what was installed.
+/// Into so many pieces a client, and all clients of an owner, may cut what they have removed: 256
+/// GiB of which single pages were. And so many pieces are remembered of what was installed.
 pub(super) const REMOVED_MAX: usize = 16 << 10;
 const INSTALLED_MAX: usize = 4 << 10;
 

@@ -63,8 +63,8 @@ pub enum ClientError {
     #[error("it has forked, which is not served: leave that feature of the userfaultfd off")]
     Forked {
         /// The userfaultfds of the children's memory, until the last clone of this is dropped. That
-        /// waits for the locks of that memory, which the children can hold for as long as they like:
-        /// drop it where nobody waits for it.
+        /// waits for the locks of that memory, which the children can hold for as long as they
+        /// like: drop it where nobody waits for it.
         children: Arc<Vec<OwnedFd>>,
     },
     /// An event that is not served.

@@ -104,16 +104,21 @@ fn gated_from(len: u64, waits_from: u64) -> (Cache, File, Arc<Gate>) {
     (cache, file, gate)
 }
 
-#[test]
-fn a_range_of_any_length_is_removed_by_one_step() {
-    let bytes = 1 << 44;
-    let (_cache, file, gate) = gated(bytes);
+/// Those of a snapshot of so many bytes, and a guest that has far fewer.
+fn of_a_long_snapshot(bytes: u64) -> (Cache, Clients, Guest) {
+    let (cache, file, gate) = gated(bytes);
     gate.open();
-    let mut clients = Clients::new(&file).unwrap();
     let small = {
         let (_cache, file) = snapshot(16 * MIB, vec![1; 4 * MIB]);
         Guest::new(&Clients::new(&file).unwrap(), ClientMemory::Private, 0)
     };
+    (cache, Clients::new(&file).unwrap(), small)
+}
+
+#[test]
+fn a_range_of_any_length_is_removed_by_one_step() {
+    let bytes = 1 << 44;
+    let (_cache, mut clients, small) = of_a_long_snapshot(bytes);
     // It says that it has more memory than it has: nobody looks before it has a fault there.
     let mapping = ClientMapping { address: 1 << 21, bytes, ..small.mapping() };
     let id = clients.add(small.uffd().try_clone().unwrap(), &[mapping], 1).unwrap();
@@ -142,13 +147,7 @@ fn a_range_of_any_length_is_removed_by_one_step() {
 /// How many pieces an owner's clients can make of what they remove, until one is given up.
 fn removed_by_three() -> usize {
     let bytes = 1 << 44;
-    let (_cache, file, gate) = gated(bytes);
-    gate.open();
-    let mut clients = Clients::new(&file).unwrap();
-    let small = {
-        let (_cache, file) = snapshot(16 * MIB, vec![1; 4 * MIB]);
-        Guest::new(&Clients::new(&file).unwrap(), ClientMemory::Private, 0)
-    };
+    let (_cache, mut clients, small) = of_a_long_snapshot(bytes);
     let mapping = ClientMapping { address: 1 << 21, bytes, ..small.mapping() };
     let mut made = 0;
     for _ in 0..3 {
@@ -178,8 +177,8 @@ fn an_owner_gets_no_more_pieces_by_more_clients() {
     assert!(caught > client::REMOVED_MAX * 2, "the mutant does nothing: {caught}");
 }
 
-/// How many reads are under way for an owner that has left with as many as it may have, and has come
-/// back and asked for more; and how many in all after many owners did so.
+/// How many reads are under way for an owner that has left with as many as it may have, and has
+/// come back and asked for more; and how many in all after many owners did so.
 fn come_back() -> (usize, usize) {
     let (_cache, file, gate) = gated(64 << 20);
     let mut clients = Clients::new(&file).unwrap();
@@ -230,7 +229,8 @@ fn who_comes_back_has_no_more_reads_than_who_stays() {
 /// How many reads of a source that the program implements are carried out at a time.
 const POOL_AT_ONCE: usize = 8;
 
-/// Whether a page can be read for somebody else while a client waits for many whose reads do not end.
+/// Whether a page can be read for somebody else while a client waits for many whose reads do not
+/// end.
 fn reads_beside_hung_ones() -> bool {
     let half = 32 << 20;
     let (_cache, file, gate) = gated_from(2 * half, half);

@@ -68,9 +68,9 @@ impl Foreign {
         Ok(Foreign(fd))
     }
 
-    /// Up to [`MESSAGES_MAX`] messages. None if there are none now. Of each fork that they tell of, the
-    /// userfaultfd of the child's memory is one of the `children`: its close waits for the lock of
-    /// that memory.
+    /// Up to [`MESSAGES_MAX`] messages. None if there are none now. Of each fork that they tell of,
+    /// the userfaultfd of the child's memory is one of the `children`: its close waits for the lock
+    /// of that memory.
     ///
     /// # Errors
     /// The system's.

@@ -184,9 +184,9 @@ pub struct ClientsStats {
 /// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
 /// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no read.
 ///
-/// To install a page, the kernel takes the lock of the client's memory, which a process can hold for
-/// as long as it likes. So processes that do not trust each other are served by threads of their
-/// own: [`another`](Self::another) makes what a further thread uses.
+/// To install a page, the kernel takes the lock of the client's memory, which a process can hold
+/// for as long as it likes. So processes that do not trust each other are served by threads of
+/// their own: [`another`](Self::another) makes what a further thread uses.
 ///
 /// `docs/serve.md` has what a client has to do, and what a client that is
 /// not trusted can do.
@@ -401,8 +401,8 @@ impl Clients {
     /// the first of them. As long as an eighth of the budget is unused, they come by one read, with
     /// up to 64 KiB between two of them.
     ///
-    /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`). Without such a
-    /// client, it does that alone.
+    /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`). Without such
+    /// a client, it does that alone.
     pub fn install_ahead(&mut self, client: ClientId, pages: &Arc<[u64]>) {
         let ClientId(id) = client;
         let plan = match &self.plan {
@@ -450,10 +450,10 @@ impl Clients {
         }
     }
 
-    /// The reads of a client that has left, as far as they were begun here. The first ones for faults
-    /// go on: what they bring is likely to be wanted. Of the others, those that the source has not
-    /// begun never are. So what is kept of all that have left is bounded, also while the source does
-    /// not answer.
+    /// The reads of a client that has left, as far as they were begun here. The first ones for
+    /// faults go on: what they bring is likely to be wanted. Of the others, those that the source
+    /// has not begun never are. So what is kept of all that have left is bounded, also while the
+    /// source does not answer.
     fn leave_reads(&mut self, id: u64, reads: usize) {
         let go_on = self.of_nobody + reads <= READS_MAX;
         if go_on {

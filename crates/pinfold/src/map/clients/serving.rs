@@ -69,8 +69,8 @@ impl Clients {
     }
 
     /// Does what there is to do, a bounded part of it, in which each owner has its share. It waits
-    /// for no read, write or memory of this process; for the lock of a client's memory it waits, and
-    /// then leaves that client's owner alone for a time.
+    /// for no read, write or memory of this process; for the lock of a client's memory it waits,
+    /// and then leaves that client's owner alone for a time.
     pub fn work(&mut self) -> Vec<ClientEvent> {
         let mut told = Vec::new();
         if !self.is_here() {
@@ -375,8 +375,9 @@ impl Clients {
         }
     }
 
-    /// Begins reads that an owner's faults wait for: so many that half of what the source carries out
-    /// at a time is left to others. A part of it that is slow, or that does not answer, keeps no more.
+    /// Begins reads that an owner's faults wait for: so many that half of what the source carries
+    /// out at a time is left to others. A part of it that is slow, or that does not answer, keeps
+    /// no more.
     pub(super) fn begin_reads(&mut self, owner: u64) {
         let most = self.snapshot.file.handle().mapping.backing.at_once() / 2;
         // Ends: each turn begins one.

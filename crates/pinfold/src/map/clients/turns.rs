@@ -170,7 +170,8 @@ impl ClientTurns {
         });
     }
 
-    /// The next read that an owner may begin, if it has fewer than `most`: the client, and the page.
+    /// The next read that an owner may begin, if it has fewer than `most`: the client, and the
+    /// page.
     pub(super) fn begin_read(&mut self, owner: u64, most: usize) -> Option<(u64, u64)> {
         let it = self.owners.get_mut(&owner)?;
         if it.begun >= most && !mutant::on(Mutant::AllReadsBegun) {

@@ -29,7 +29,8 @@ fn read_for(pages: impl IntoIterator<Item = usize>) -> (f64, u64) {
         // SAFETY: a byte of the map.
         assert_eq!(unsafe { at.read_volatile() }, 7);
         wanted += 1;
-        // So that what is read does not depend on how fast it comes. Ends: what is on its way arrives.
+        // So that what is read does not depend on how fast it comes. Ends: what is on its way
+        // arrives.
         while cache.stats().fills_in_flight > 0 {
             std::thread::yield_now();
         }

@@ -31,10 +31,10 @@ use crate::source::Hint;
 ///
 /// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
 /// cache evicts whichever is used least. What was stored to goes to the swap
-/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory. A page of anonymous memory
-/// that is all zeros needs no write; nor does what is there already and was not changed since. The
-/// next access brings it back, with pages that follow, if they lie together in the swap and the
-/// pages before were touched, too.
+/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory. A page of
+/// anonymous memory that is all zeros needs no write; nor does what is there already and was not
+/// changed since. The next access brings it back, with pages that follow, if they lie together in
+/// the swap and the pages before were touched, too.
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
 /// leave the budget, an access to a further page fails with [`ErrorKind::NoMemory`] after 2
@@ -42,13 +42,13 @@ use crate::source::Hint;
 ///
 /// # An access that fails
 ///
-/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](crate::Space::last_failure) says why: the
-/// page could not be read from the swap (or from the file of a private view), or there is no memory
-/// for it. Others go on, and the page's bytes stay where they are. The next access tries again.
-/// Where handler threads serve, the page is *poisoned*: each access to it fails, until
+/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](crate::Space::last_failure) says
+/// why: the page could not be read from the swap (or from the file of a private view), or there is
+/// no memory for it. Others go on, and the page's bytes stay where they are. The next access tries
+/// again. Where handler threads serve, the page is *poisoned*: each access to it fails, until
 /// [`read_at`](Self::read_at), [`write_at`](Self::write_at), [`hold`](Self::hold), or
-/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it. These return an error instead of
-/// a signal.
+/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it. These return an error instead
+/// of a signal.
 ///
 /// # What must not be done with the memory
 ///
@@ -160,8 +160,8 @@ impl AnonMap {
     }
 
     /// The error of the last access to the memory that failed. `None` if none has failed, and in a
-    /// forked child. Feature `testing`: [`Space::last_failure`](crate::Space::last_failure) has that
-    /// of the last access to any map.
+    /// forked child. Feature `testing`: [`Space::last_failure`](crate::Space::last_failure) has
+    /// that of the last access to any map.
     #[cfg(feature = "testing")]
     pub fn last_failure(&self) -> Option<crate::Error> {
         self.target.last_failure()
@@ -333,9 +333,9 @@ impl AnonMap {
     /// It is a store, as far as slices are concerned.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the system keeps a page
-    /// in memory, which it names, as the program has sealed it (mseal(2)): what is sealed keeps its
-    /// bytes, and the other pages are forgotten.
+    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the system keeps a
+    /// page in memory, which it names, as the program has sealed it (mseal(2)): what is sealed
+    /// keeps its bytes, and the other pages are forgotten.
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
         self.check("discard", &range)?;
         if range.is_empty() {

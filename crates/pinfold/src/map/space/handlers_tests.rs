@@ -280,8 +280,8 @@ fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
     })
 }
 
-/// Whether a fault that comes when the heap has no room for a task leaves the thread alone while its
-/// page, of own memory or of a file, is on its way by another task of the thread.
+/// Whether a fault that comes when the heap has no room for a task leaves the thread alone while
+/// its page, of own memory or of a file, is on its way by another task of the thread.
 fn nobody_waits_without_room(mutant: Option<Mutant>, own: bool) -> bool {
     let (sender, passed) = channel();
     // With a mutant it sleeps for good: nobody else lands the page.
@@ -592,7 +592,7 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
     assert!(set.next().is_none() && set.len() == 0);
 }
 
-/// What README says of faults that wait.
+/// What docs/design.md ("Limits") says of faults that wait.
 #[test]
 fn a_fault_that_waits_takes_little_memory() {
     let bytes = super::target::serve_message(0, FaultAccess::Load, std::rc::Rc::default()).bytes();

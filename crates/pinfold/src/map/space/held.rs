@@ -78,8 +78,8 @@ pub(super) struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    /// All pages at these addresses are in the mirror, and stay there. Calls `zap` if one of them may
-    /// be poisoned; from then on none is.
+    /// All pages at these addresses are in the mirror, and stay there. Calls `zap` if one of them
+    /// may be poisoned; from then on none is.
     fn complete(
         &mut self,
         addresses: Range<usize>,
@@ -131,8 +131,8 @@ impl std::fmt::Debug for HeldBytes<'_> {
 }
 
 impl<'a> HeldBytes<'a> {
-    /// Holds a range of the map that has the file's bytes from `map_start` on at `at`. `zap` takes it
-    /// out of the page table, which ends poison.
+    /// Holds a range of the map that has the file's bytes from `map_start` on at `at`. `zap` takes
+    /// it out of the page table, which ends poison.
     ///
     /// # Safety
     /// As long as `hold` is borrowed, the map is at `at`, and can be read as long as it is there.

@@ -108,9 +108,9 @@ pub struct SpaceOptions {
 /// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
 /// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
 /// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
-/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed); until it is unmapped; or until the
-/// cache evicts pages near it. [`File::read_at`] returns an error
-/// instead, and [`last_failure`](Self::last_failure) tells it.
+/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed); until it is unmapped; or
+/// until the cache evicts pages near it. [`File::read_at`] returns an error instead, and
+/// [`last_failure`](Self::last_failure) tells it.
 ///
 /// # Forking
 ///
@@ -149,7 +149,8 @@ impl Space {
         Space::make(cache, FaultLock::default(), FaultIo::default(), handlers)
     }
 
-    /// [`new`](Self::new), with another way to serve faults. Feature `testing`: for comparisons only.
+    /// [`new`](Self::new), with another way to serve faults. Feature `testing`: for comparisons
+    /// only.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -190,13 +191,13 @@ impl Space {
     ///
     /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
     /// whole pieces of 2 MiB of address space. The first map of a file also takes a descriptor, and
-    /// addresses for twice the file's length, from 1 GiB to 64 GiB; accesses beyond these take 4 GiB
-    /// for each 4 GiB of the file.
+    /// addresses for twice the file's length, from 1 GiB to 64 GiB; accesses beyond these take 4
+    /// GiB for each 4 GiB of the file.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a range that cannot be mapped, or if the file is of another cache;
-    /// [`ErrorKind::BeyondEnd`] if the range ends beyond the file; [`ErrorKind::Busy`] if the file
-    /// was ever served to other processes by this cache ([`Clients`](crate::Clients));
+    /// [`ErrorKind::Invalid`] for a range that cannot be mapped, or if the file is of another
+    /// cache; [`ErrorKind::BeyondEnd`] if the range ends beyond the file; [`ErrorKind::Busy`] if
+    /// the file was ever served to other processes by this cache ([`Clients`](crate::Clients));
     /// [`ErrorKind::System`] if the system refuses (`ENOMEM`: the process has as many VMAs as
     /// `vm.max_map_count` allows, no more address space, or no memory; `EFBIG`: `ulimit -f`;
     /// `EMFILE`: the process has no descriptor left; or no userfaultfd for the cache's own view);

@@ -15,9 +15,9 @@
 //! but unmapped; then whoever still waits for one of its pages is woken. A range that moves is
 //! mapped anew, as mremap(2) would lose the registration.
 //!
-//! No map reaches beyond the end of its mirror, which never becomes shorter. For an access there the
-//! kernel asks nobody, and sends SIGBUS. Where handler threads serve, that is taken for a poisoned
-//! page, even if the file has it.
+//! No map reaches beyond the end of its mirror, which never becomes shorter. For an access there
+//! the kernel asks nobody, and sends SIGBUS. Where handler threads serve, that is taken for a
+//! poisoned page, even if the file has it.
 //!
 //! # Order of steps
 //!
@@ -174,8 +174,8 @@ impl Map {
     }
 
     /// The error of the last access to the map that failed. `None` if none has failed, and in a
-    /// forked child. Feature `testing`: [`Space::last_failure`](super::Space::last_failure) has that
-    /// of the last access to any map.
+    /// forked child. Feature `testing`: [`Space::last_failure`](super::Space::last_failure) has
+    /// that of the last access to any map.
     #[cfg(feature = "testing")]
     pub fn last_failure(&self) -> Option<crate::Error> {
         self.target.last_failure()
@@ -270,8 +270,8 @@ impl Map {
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`] if more than a quarter of the budget would be held;
-    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::Busy`] if somebody uses an older
-    /// version of a page for 2 seconds; [`ErrorKind::Forked`]; as [`File::get`].
+    /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::Busy`] if somebody uses
+    /// an older version of a page for 2 seconds; [`ErrorKind::Forked`]; as [`File::get`].
     pub fn hold(&self, range: Range<usize>) -> Result<HeldBytes<'_>> {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;

@@ -91,8 +91,8 @@ pub(super) fn install() -> io::Result<()> {
 }
 
 fn install_over() -> io::Result<()> {
-    // Not on the alternate stack, though it has room for it: a handler of the program that gets what
-    // is passed on may have been written for the thread's own. The signal is not blocked
+    // Not on the alternate stack, though it has room for it: a handler of the program that gets
+    // what is passed on may have been written for the thread's own. The signal is not blocked
     // meanwhile: a source may read another map.
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     change(Some(&action(address_of_handler(), flags))).map(drop)

@@ -2,18 +2,18 @@
 //!
 //! What a fault needs is not known to the program that makes an access: to read a page takes the
 //! cache's frames, and those of a source of the program. The thread may have little left, as a
-//! coroutine or a signal handler on its alternate stack has. So only the way here is on the thread's
-//! own stack.
+//! coroutine or a signal handler on its alternate stack has. So only the way here is on the
+//! thread's own stack.
 //!
 //! A few stacks are kept, with the memory that was touched of them; further ones are mapped for one
 //! fault. There is no lock: a child that was forked in the middle of one would wait for ever.
 //!
-//! The kernel takes a thread for one on its alternate stack by its stack pointer alone. If that left
-//! an alternate stack with live frames, the next signal that is handled there would overwrite them
-//! from the top. So meanwhile the stack of the fault is the alternate one: such a signal, that of a
-//! fault within the fault too, is handled below what is there. In between, where one of the two is
-//! wrong, all signals are blocked. A forked child has the stacks, the mask and the alternate stack
-//! of the thread that forks, and goes on in the same way.
+//! The kernel takes a thread for one on its alternate stack by its stack pointer alone. If that
+//! left an alternate stack with live frames, the next signal that is handled there would overwrite
+//! them from the top. So meanwhile the stack of the fault is the alternate one: such a signal, that
+//! of a fault within the fault too, is handled below what is there. In between, where one of the
+//! two is wrong, all signals are blocked. A forked child has the stacks, the mask and the alternate
+//! stack of the thread that forks, and goes on in the same way.
 
 // Not from `crate::base::sync`: no model has signals.
 use std::sync::atomic::{AtomicPtr, Ordering};

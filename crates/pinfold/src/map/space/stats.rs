@@ -31,8 +31,8 @@ pub struct SpaceStats {
     /// Retries that found the page evicted again.
     pub retry_io_miss: u64,
     /// Retries under the lock of the whole space: all of them with
-    /// [`FaultLock::Space`](super::FaultLock::Space), none otherwise. Feature `testing`, as all that
-    /// is measured of locks.
+    /// [`FaultLock::Space`](super::FaultLock::Space), none otherwise. Feature `testing`, as all
+    /// that is measured of locks.
     #[cfg(feature = "testing")]
     pub retry_space_lock: u64,
     /// Faults whose map was changed or unmapped while their page was read. The access is repeated.
@@ -53,8 +53,8 @@ pub struct SpaceStats {
     pub space_writers: LockWaits,
 }
 
-/// How often a lock was taken, and how long threads waited for it. Feature `testing`: for comparisons
-/// only.
+/// How often a lock was taken, and how long threads waited for it. Feature `testing`: for
+/// comparisons only.
 #[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]

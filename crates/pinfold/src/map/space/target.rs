@@ -52,8 +52,9 @@ pub(super) fn serve_signal(address: usize, access: FaultAccess) -> Fault {
     now(fault::serve_access(address, ServedBy::Signal, access, Some(Waiter::Thread), find))
 }
 
-/// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
-/// If the heap has no room for tasks, nobody waits: a page may be on its way by a task of this thread.
+/// Serves a fault at `address`, of which a message tells, as a task of the thread with these
+/// timers. If the heap has no room for tasks, nobody waits: a page may be on its way by a task of
+/// this thread.
 pub(super) fn serve_message(address: usize, access: FaultAccess, rests: Rc<Rests>) -> ServedFault {
     let blocks = mutant::on(Mutant::HandlerBlocks).then_some(Waiter::Thread);
     if !heap::has_room() {

@@ -2,7 +2,8 @@
 //! so that it can be mapped. It is a memfd.
 //!
 //! Has the memfd, the cache's own view of it, and who owns which place of it. Which folios are put
-//! there is decided in `map/lend.rs`; when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`.
+//! there is decided in `map/lend.rs`; when they go, in `map/pieces.rs` and
+//! `pages/reclaim/evict.rs`.
 //!
 //! # Present means up to date
 //!
@@ -83,8 +84,8 @@ pub(crate) struct Mirror {
     bytes: Mutex<u64>,
     /// Places that are not the index's.
     owned: Mutex<Places>,
-    /// When the owned place with number n becomes free, `freed[n % BEDS]` is notified. So few threads
-    /// are woken that wait for another place.
+    /// When the owned place with number n becomes free, `freed[n % BEDS]` is notified. So few
+    /// threads are woken that wait for another place.
     freed: [Condvar; BEDS],
     punching: Mutex<()>,
     /// Where maps have it; not the view.
@@ -215,8 +216,8 @@ impl Mirror {
         self.view.address(page << PAGE_SHIFT)
     }
 
-    /// Copies what the memfd has from byte `at` on, within a page: zeros where it has nothing. Makes no
-    /// page there, and no fault.
+    /// Copies what the memfd has from byte `at` on, within a page: zeros where it has nothing.
+    /// Makes no page there, and no fault.
     ///
     /// # Panics
     /// If the system cannot read its own memory.
@@ -449,8 +450,8 @@ impl PlaceClaim<'_> {
         let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
         let mut through = shown.unwrap_or(view);
         let (mut done, mut strays) = (0, 0);
-        // Ends: each turn copies a page at least, takes out strays, a bounded number of times, or is
-        // the one that goes over to the view.
+        // Ends: each turn copies a page at least, takes out strays, a bounded number of times, or
+        // is the one that goes over to the view.
         while done < bytes {
             let ((uffd, place), from) = (through, from.wrapping_add(done));
             // SAFETY: the place is claimed; of bytes and map the caller says it.
@@ -507,8 +508,8 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// Takes the pages out of the memfd, and so out of all maps; then the places are free. Without the
-    /// `change` mutex.
+    /// Takes the pages out of the memfd, and so out of all maps; then the places are free. Without
+    /// the `change` mutex.
     pub(crate) fn take_out_of_maps(self) {
         if !mutant::on(Mutant::EvictKeepsPages) {
             // One thread at a time, asleep meanwhile: in the kernel they would spin for the memfd.
@@ -544,8 +545,8 @@ impl Owned {
     }
 }
 
-/// Joins neighbouring places, which are in the order of the file, where `joins` is true of the pages
-/// between them.
+/// Joins neighbouring places, which are in the order of the file, where `joins` is true of the
+/// pages between them.
 fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
     places.dedup_by(|next, one| {
         let joined = joins(&(one.end..next.start));

@@ -1,10 +1,10 @@
 //! Pages that show how much of a folio is accessed by maps.
 //!
-//! The kernel maps what is in the memfd by itself, and tells nobody of accesses to it. But a page that
-//! was not in the page table, and is there later, was accessed. So who lends a folio maps all of its
-//! pages but a few, its *samples*: those are in the memfd alone, and an access to one is the kernel's
-//! own fault. That fault maps what the memfd has around it, too: by default what is in the same
-//! aligned 64 KiB, where hence is one sample at most.
+//! The kernel maps what is in the memfd by itself, and tells nobody of accesses to it. But a page
+//! that was not in the page table, and is there later, was accessed. So who lends a folio maps all
+//! of its pages but a few, its *samples*: those are in the memfd alone, and an access to one is the
+//! kernel's own fault. That fault maps what the memfd has around it, too: by default what is in the
+//! same aligned 64 KiB, where hence is one sample at most.
 //!
 //! Here: which pages these are. Whether they were accessed, `shown.rs` says.
 

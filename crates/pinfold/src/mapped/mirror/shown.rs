@@ -3,9 +3,9 @@
 //! Here: the addresses; taking pages out of the page tables there, and asking which are in them.
 //! Not here: what an access does (`map/space/`), when pages leave (`map/pieces.rs`).
 //!
-//! A page that is taken out of the page tables alone stays in the memfd: the kernel maps it again by
-//! itself at the next access. So what is mapped again some time later was used, which nothing else
-//! tells a program of its own memory.
+//! A page that is taken out of the page tables alone stays in the memfd: the kernel maps it again
+//! by itself at the next access. So what is mapped again some time later was used, which nothing
+//! else tells a program of its own memory.
 //!
 //! The addresses are there as long as they are known here: whoever unmaps them says so first.
 
@@ -114,11 +114,11 @@ impl Showings {
     }
 
     /// Which of these folios some map has in its page table, in their order, which is that of the
-    /// file. None where the system does not tell. An address that is unmapped meanwhile says what is
-    /// there then.
+    /// file. None where the system does not tell. An address that is unmapped meanwhile says what
+    /// is there then.
     ///
-    /// Cost: two system calls, and for each map that shows some of them one for those that lie within
-    /// 2 MiB.
+    /// Cost: two system calls, and for each map that shows some of them one for those that lie
+    /// within 2 MiB.
     pub(crate) fn mapped(&self, folios: &[Range<u64>]) -> Vec<bool> {
         let mut mapped = vec![false; folios.len()];
         let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return mapped };
@@ -143,9 +143,10 @@ impl Showings {
         mapped
     }
 
-    /// How many pages no map has accessed of these folios, each with its pages, and those of them that
-    /// are asked for, in the order of the file; as far as samples tell, and the system. Where a page beside a
-    /// sample is not mapped either, all of it may have been taken out of the page tables.
+    /// How many pages no map has accessed of these folios, each with its pages, and those of them
+    /// that are asked for, in the order of the file; as far as samples tell, and the system. Where
+    /// a page beside a sample is not mapped either, all of it may have been taken out of the page
+    /// tables.
     ///
     /// Cost: as [`mapped`](Self::mapped).
     pub(crate) fn unaccessed(&self, folios: &[(Range<u64>, Range<u64>)]) -> u64 {

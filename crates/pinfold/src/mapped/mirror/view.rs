@@ -1,5 +1,5 @@
-//! The cache's own view of a mirror: where it reads the pages that are there, and puts those that no
-//! map wants at once.
+//! The cache's own view of a mirror: where it reads the pages that are there, and puts those that
+//! no map wants at once.
 //!
 //! The view is made of *pieces*, each a mapping of a part of the memfd. The first begins with the
 //! file, and has all of most files, with room to grow. What lies beyond comes in further pieces,
@@ -134,7 +134,8 @@ impl Drop for ViewPiece {
     }
 }
 
-/// Maps a part of a mirror at a multiple of [`ALIGN_BYTES`], and registers it before it can be read.
+/// Maps a part of a mirror at a multiple of [`ALIGN_BYTES`], and registers it before it can be
+/// read.
 fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, uffd: &Uffd) -> io::Result<NonNull<u8>> {
     const ALIGN: usize = ALIGN_BYTES as usize;
     let asked = bytes.checked_add(ALIGN).ok_or(rustix::io::Errno::NOMEM)?;

@@ -43,8 +43,8 @@
 //! The protection is the kernel's, and may end without a fault ([`PageStates::distrust`] and
 //! `space/anon/trust.rs` say what is done about that).
 //!
-//! The slot belongs to the page-out until [`PageStates::end_write`]: until then a write to it may be
-//! under way. As long as it is, the page stays in memory, from which it is read, and no other
+//! The slot belongs to the page-out until [`PageStates::end_write`]: until then a write to it may
+//! be under way. As long as it is, the page stays in memory, from which it is read, and no other
 //! page-out of it begins.
 
 use std::collections::TryReserveError;
@@ -109,7 +109,8 @@ pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
 
     /// Of these pages, in rising order, those that could leave memory without a write, and whose
     /// protection has ended without a fault, count as stored to from now on. Called under the
-    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
+    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more
+    /// use.
     fn distrust(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused>;
 
     /// Writes those of these pages of the mapping with the number `mapping`, in rising order, that

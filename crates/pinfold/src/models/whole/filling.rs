@@ -84,8 +84,8 @@ fn what_is_read_ahead_arrives_or_ends() {
     holds_and_catches(Stores::AtOnce, ahead, &mutants);
 }
 
-/// Reads ahead of which one in three fails, while pages are dropped: an error comes from the source, and
-/// no thread waits for ever.
+/// Reads ahead of which one in three fails, while pages are dropped: an error comes from the
+/// source, and no thread waits for ever.
 fn ahead_failing() {
     let read = |fixture: &Fixture| {
         for page in draw(3)..6 {

@@ -1,7 +1,7 @@
-//! Mirrors (`mirror/mod.rs`, `lend.rs`): pages that mapped accesses want, against eviction, invalidation,
-//! guards, moves to the arena, and runs that are taken back. The memfd and the userfaultfd are real;
-//! what the kernel does at an access is `Maps::access`: it takes what is there, and asks for what is
-//! not.
+//! Mirrors (`mirror/mod.rs`, `lend.rs`): pages that mapped accesses want, against eviction,
+//! invalidation, guards, moves to the arena, and runs that are taken back. The memfd and the
+//! userfaultfd are real; what the kernel does at an access is `Maps::access`: it takes what is
+//! there, and asks for what is not.
 //!
 //! | promise | seen by |
 //! |---|---|
@@ -269,7 +269,8 @@ fn what_is_evicted_or_moved_leaves_the_mirror() {
     holds_and_catches(Stores::AtOnce, evicted, &mutants);
 }
 
-/// All steps of a mirror's pages, with folios of up to two pages, and lent runs that are taken back.
+/// All steps of a mirror's pages, with folios of up to two pages, and lent runs that are taken
+/// back.
 fn all() {
     run(
         Plan { order_max: 1, ..PLAN },

@@ -59,7 +59,8 @@ pub(crate) fn end_ahead(reader: &Handle) {
     }
 }
 
-/// Evicts what was read ahead of a run that is over and that nobody has read, where memory is short.
+/// Evicts what was read ahead of a run that is over and that nobody has read, where memory is
+/// short.
 fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
     let core = &*reader.core;
     if pages == 0 || core.frames.free_frames() > 2 * core.pressure.high_frames {
@@ -92,7 +93,8 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     start_around(reader, from, plan, None);
 }
 
-/// The same, with a page that somebody waits for: what it is read with goes before other reads ahead.
+/// As [`start_ahead`]. What is read with the page that somebody waits for goes before other reads
+/// ahead.
 pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();
     let mut page = from;

@@ -84,8 +84,8 @@ const WAYS: [(&str, Way); 7] = [
     }),
 ];
 
-/// What a source that hangs has on its way when `threads` threads read it, each in its own place, by
-/// a way; and how many of the ways in get something of another source at once then.
+/// What a source that hangs has on its way when `threads` threads read it, each in its own place,
+/// by a way; and how many of the ways in get something of another source at once then.
 fn beside_one_that_hangs(way: Way, threads: u64, mutant: Option<Mutant>) -> (u64, usize) {
     let cache = cache();
     let ((hung, gate), (other, _)) = (file(&cache, "hung", false), file(&cache, "other", true));
@@ -131,8 +131,8 @@ fn a_source_that_hangs_has_a_quarter_of_the_cache_however_it_is_read() {
     assert!(caught.0 > BUDGET / 4 && caught.1 < WAYS.len(), "the mutant does nothing: {caught:?}");
 }
 
-/// How many of the ways in get something of a source that answers, and has answered before, while many
-/// others hang: each is read by a thread, by a way. `first`: the first page of each is there.
+/// How many of the ways in get something of a source that answers, and has answered before, while
+/// many others hang: each is read by a thread, by a way. `first`: the first page of each is there.
 fn beside_many_that_hang(
     (name, way): (&str, Way),
     sources: usize,
@@ -229,8 +229,8 @@ fn cache_is_full(file: &File) -> bool {
     handle.core.pressure.shares.is_enough(&handle.mapping.on_its_way)
 }
 
-/// What is not read after all counts no more: where another thread was faster, and where there is no
-/// memory.
+/// What is not read after all counts no more: where another thread was faster, and where there is
+/// no memory.
 #[test]
 fn what_does_not_begin_is_not_on_its_way() {
     let cache = cache();

@@ -1,4 +1,5 @@
-//! Folios that are being filled: what reads them, and what ends their fill. Steps 3 to 5 (`mod.rs`).
+//! Folios that are being filled: what reads them, and what ends their fill. Steps 3 to 5
+//! (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,7 +30,8 @@ pub(crate) enum For {
     Nobody,
 }
 
-/// A folio that is being filled (in the index, with a reference of the filler's), or is about to be.
+/// A folio that is being filled (in the index, with a reference of the filler's), or is about to
+/// be.
 #[derive(Debug)]
 pub(crate) struct Filling {
     pub(crate) head: FrameNumber,
@@ -75,9 +77,9 @@ impl FillBatch {
         let extent = |filling: &Filling| {
             let address = NonNull::new(self.core.frames.address(filling.head));
             let address = address.expect("the arena is not at 0");
-            // SAFETY: only its filler writes to the frames of a folio being filled; they stay mapped
-            // as long as the core lives; other threads read them by racing loads only, or under a
-            // reference once the version says that the fill is over.
+            // SAFETY: only its filler writes to the frames of a folio being filled; they stay
+            // mapped as long as the core lives; other threads read them by racing loads only, or
+            // under a reference once the version says that the fill is over.
             unsafe { Extent::new(address, filling.order.bytes()) }
         };
         self.folios.iter().map(extent).collect()
@@ -200,9 +202,9 @@ impl Drop for FillBatch {
     }
 }
 
-/// Step 4 for one folio, and the wake-up. Its error is told to `tell`, too, unless the folio was dropped
-/// meanwhile: then the file may have grown, and what looks like a cut is none. A fill that was refused before it began frees nothing that
-/// was not free before it: that is no progress.
+/// Step 4 for one folio, and the wake-up. Its error is told to `tell`, too, unless the folio was
+/// dropped meanwhile: then the file may have grown, and what looks like a cut is none. A fill that
+/// was refused before it began frees nothing that was not free before it: that is no progress.
 fn land(
     core: &Core,
     mapping: &Mapping,

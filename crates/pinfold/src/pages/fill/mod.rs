@@ -1,7 +1,7 @@
 //! A miss: which thread fills, which threads wait.
 //!
-//! Gets a folio that is up to date, from the index or the source, and reads ahead as far as `stream`
-//! says.
+//! Gets a folio that is up to date, from the index or the source, and reads ahead as far as
+//! `stream` says.
 //!
 //! | file | subject |
 //! |---|---|
@@ -24,11 +24,11 @@
 //!    forget the identity;
 //! 5. wake the waiters, give back the filler's reference.
 //!
-//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one thread finds
-//! the index empty in step 2. The fills of the others end there: they forget the identity and wake
-//! the waiters, since a thread with an old hint to this frame may have taken a reference meanwhile.
-//! Errors are not cached: after step 4 the next reader fills again, and so does each waiter that
-//! wants only some of what was read.
+//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one thread
+//! finds the index empty in step 2. The fills of the others end there: they forget the identity and
+//! wake the waiters, since a thread with an old hint to this frame may have taken a reference
+//! meanwhile. Errors are not cached: after step 4 the next reader fills again, and so does each
+//! waiter that wants only some of what was read.
 
 mod ahead;
 mod alone;
@@ -82,9 +82,9 @@ fn get_as<'a>(
     let core = &reader.core;
     core.check_owner()?;
     let (mut alone, mut exactly) = (None, false);
-    // Ends: each iteration that does not return was undone by an invalidation, or lost a race for the
-    // page and then looks it up under the mutex, or follows a failed read of more than this reader
-    // wants: one of its own at most, as it reads alone then.
+    // Ends: each iteration that does not return was undone by an invalidation, or lost a race for
+    // the page and then looks it up under the mutex, or follows a failed read of more than this
+    // reader wants: one of its own at most, as it reads alone then.
     loop {
         let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),

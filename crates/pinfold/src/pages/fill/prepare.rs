@@ -65,8 +65,8 @@ fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
     fits.or_else(|| in_a_source().then_some(Order::MIN))
 }
 
-/// [`begin`] for the first folio of a thread, which waits as long as its file has enough on its way.
-/// `None`: another thread was faster with `page`.
+/// [`begin`] for the first folio of a thread, which waits as long as its file has enough on its
+/// way. `None`: another thread was faster with `page`.
 fn turn(reader: &Handle, page: u64, wish: Order) -> Result<Option<Order>> {
     if let Some(begun) = begin(reader, wish, true) {
         return Ok(Some(begun));

@@ -112,9 +112,9 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
 const CLEARS_MAX: u32 = 16;
 
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
-/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and none
-/// of them is left outside; drops nothing more once the file has a dirty folio, and leaves step
-/// 5 of the others to the caller.
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and
+/// none of them is left outside; drops nothing more once the file has a dirty folio, and leaves
+/// step 5 of the others to the caller.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,

@@ -1,6 +1,6 @@
-//! Migration: a folio's bytes move to other frames: [`migrate`] for one folio, [`move_frozen`] (steps
-//! 2 to 7) for one of a frozen batch. The caller has allocated the new folio (count 1, version odd,
-//! no mapping), and frees the old frames without the mutex. Under the `change` mutex:
+//! Migration: a folio's bytes move to other frames: [`migrate`] for one folio, [`move_frozen`]
+//! (steps 2 to 7) for one of a frozen batch. The caller has allocated the new folio (count 1,
+//! version odd, no mapping), and frees the old frames without the mutex. Under the `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
 //! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if it
 //!    remains one; if not, they are taken in (`pages/outside.rs`);

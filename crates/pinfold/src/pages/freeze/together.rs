@@ -1,5 +1,5 @@
-//! Freezing many folios at once, to evict or move them: one fence and one scan of the readers' slots
-//! serve all.
+//! Freezing many folios at once, to evict or move them: one fence and one scan of the readers'
+//! slots serve all.
 //!
 //! 1. find the mapping of each folio from its entry;
 //! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
@@ -140,8 +140,8 @@ impl<'a> FrozenBatch<'a> {
         Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
     }
 
-    /// Which folios of the batch's `n`th mapping are frozen: their pages, in rising order, and their
-    /// numbers in the batch.
+    /// Which folios of the batch's `n`th mapping are frozen: their pages, in rising order, and
+    /// their numbers in the batch.
     pub(crate) fn frozen_of(&self, n: usize) -> Vec<(u64, usize)> {
         let its = (0..self.states.len()).filter(|&it| self.states[it] == Ok(n));
         let mut its: Vec<_> = its.map(|it| (self.folios[it].identity.index, it)).collect();

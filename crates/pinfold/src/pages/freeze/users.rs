@@ -87,8 +87,8 @@ pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
 }
 
 /// Thaws a folio that only the index has a reference to, and makes its version even. Existing
-/// announcements stay valid, as long as its bytes and identity have not changed. Revokes the folio's
-/// grant: the list of grants goes by the version.
+/// announcements stay valid, as long as its bytes and identity have not changed. Revokes the
+/// folio's grant: the list of grants goes by the version.
 pub(crate) fn thaw(frame: &Frame) {
     if frame.flags().contains(Flags::GRANTED) {
         frame.revoke();
@@ -97,8 +97,9 @@ pub(crate) fn thaw(frame: &Frame) {
     frame.count.thaw(1);
 }
 
-/// Revokes the grant of a folio that nobody has a reference to: freezes and thaws it. Whoever looked
-/// it up before finds another version. Borrows go on: the bytes stay. False: it is in use or gone.
+/// Revokes the grant of a folio that nobody has a reference to: freezes and thaws it. Whoever
+/// looked it up before finds another version. Borrows go on: the bytes stay. False: it is in use or
+/// gone.
 pub(crate) fn revoke(core: &Core, grant: &Grant) -> bool {
     let frame = core.frames.frame(grant.head);
     let identity = frame.identity();
@@ -127,8 +128,8 @@ pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
 }
 
 /// Gives back the index's references to folios that have left it: out of the index, version odd.
-/// Wakes the threads that wait for one of them. What is announced is deferred: so the last reference
-/// to a borrowed folio, the index's, is never given back too early.
+/// Wakes the threads that wait for one of them. What is announced is deferred: so the last
+/// reference to a borrowed folio, the index's, is never given back too early.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     if gone.iter().any(|&head| core.frames.frame(head).is_hollow()) {
         core.let_go_of_kept(|head| gone.contains(&head));

@@ -1,5 +1,5 @@
-//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being filled,
-//! and who waits for memory. `reclaim` acts on it.
+//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being
+//! filled, and who waits for memory. `reclaim` acts on it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -138,8 +138,9 @@ impl Pressure {
         wake(next);
     }
 
-    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way. `Err`: it has to
-    /// queue. Either way with the progress seen. `queues`: it has a turn already, which has come.
+    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way. `Err`: it has
+    /// to queue. Either way with the progress seen. `queues`: it has a turn already, which has
+    /// come.
     pub(crate) fn claim(
         &self,
         (file, of_file): (u32, &OnItsWay),
@@ -188,7 +189,8 @@ impl Pressure {
         self.progress.lock().may_keep_guards()
     }
 
-    /// Whether such a batch, which was polled and queues with a `turn` of `file`, was not passed over.
+    /// Whether such a batch, which was polled and queues with a `turn` of `file`, was not passed
+    /// over.
     pub(crate) fn keeps_guards(&self, keeps: &Keeps, file: u32, turn: Turn) -> bool {
         self.progress.lock().keeps_guards(keeps, (file, turn))
     }

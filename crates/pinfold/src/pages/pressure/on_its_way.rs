@@ -11,10 +11,10 @@
 //! | folios that somebody waits for; copies | beyond that, a 64th of what is left up to 13/16 of the cache, at least a page |
 //! | the first of these folios, if reads of the file have ended | the same up to 15/16 |
 //!
-//! So one file alone has at most a quarter of the cache in folios. If the sources of `n` files hang,
-//! each has an `n + 1`th of half of it, and others have as much. Where nothing is left of three
-//! quarters, what somebody waits for still comes: of any file up to the first limit, and then only of
-//! those whose source has answered before and has nothing else to answer.
+//! So one file alone has at most a quarter of the cache in folios. If the sources of `n` files
+//! hang, each has an `n + 1`th of half of it, and others have as much. Where nothing is left of
+//! three quarters, what somebody waits for still comes: of any file up to the first limit, and then
+//! only of those whose source has answered before and has nothing else to answer.
 
 // Not from `crate::base::sync`: levels, on which no protocol depends.
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -86,8 +86,8 @@ pub(crate) struct Shares {
     pub(super) each_max: u32,
     /// Of both kinds.
     both_max: u32,
-    /// Of both, and of folios that somebody waits for: of any file; of one whose reads end; and in a
-    /// call of a source.
+    /// Of both, and of folios that somebody waits for: of any file; of one whose reads end; and in
+    /// a call of a source.
     waited_max: [u32; 3],
     least_max: u32,
 }
@@ -119,8 +119,8 @@ impl Shares {
         Shares { each_max, both_max, waited_max, least_max: frames, ..Shares::new(frames) }
     }
 
-    /// Counts a folio of `order` as on its way; false if its file has enough. Called before there is
-    /// memory for the folio, so that what many threads begin at once is bounded, too.
+    /// Counts a folio of `order` as on its way; false if its file has enough. Called before there
+    /// is memory for the folio, so that what many threads begin at once is bounded, too.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
         let frames = order.frames();
         self.all.fills.fetch_add(frames, Ordering::Relaxed);

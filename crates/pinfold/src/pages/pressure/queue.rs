@@ -1,9 +1,9 @@
 //! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
 //! nobody, but says who is to be woken.
 //!
-//! They queue in a line for each file, and one for all copies (`futures/room.rs`): a file whose reads
-//! hang keeps its own futures waiting, and no others. Each step of progress wakes the first of one
-//! line, and the lines take turns: waking all would make each try in vain.
+//! They queue in a line for each file, and one for all copies (`futures/room.rs`): a file whose
+//! reads hang keeps its own futures waiting, and no others. Each step of progress wakes the first
+//! of one line, and the lines take turns: waking all would make each try in vain.
 //!
 //! | a future that | does |
 //! |---|---|
@@ -14,13 +14,14 @@
 //! | is dropped after it was woken | leaves, and wakes the next |
 //! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
-//! Each claims its pages while its read is under way, and a file's claims are bounded as what it has on
-//! its way is. One future of a file may always begin, however much it wants.
+//! Each claims its pages while its read is under way, and a file's claims are bounded as what it
+//! has on its way is. One future of a file may always begin, however much it wants.
 //!
-//! A batch that finds no memory drops its guards and queues again. After some such retreats it waits
-//! with its guards, but one batch of the cache at a time, the *keeper*: two could wait for each
-//! other. A keeper that was woken and is not polled is passed over, too: the next batch that asks is
-//! the keeper from then on. The one before learns that when it is polled, and drops its guards.
+//! A batch that finds no memory drops its guards and queues again. After some such retreats it
+//! waits with its guards, but one batch of the cache at a time, the *keeper*: two could wait for
+//! each other. A keeper that was woken and is not polled is passed over, too: the next batch that
+//! asks is the keeper from then on. The one before learns that when it is polled, and drops its
+//! guards.
 //!
 //! As a put of a guard is no progress that anybody notes, the daemon wakes one from time to time as
 //! long as any queues, and passes over those that are not polled (`reclaim/daemon.rs`).
@@ -125,8 +126,8 @@ pub(crate) enum Refused {
     NoMemory,
 }
 
-/// A keeper that is passed over loses what it has brought. So if it is polled after all, the next one
-/// is given twice the time; so often at most.
+/// A keeper that is passed over loses what it has brought. So if it is polled after all, the next
+/// one is given twice the time; so often at most.
 const SLOW_MAX: u32 = 4;
 
 impl Queue {
@@ -263,8 +264,8 @@ impl Queue {
         if untried { self.next() } else { None }
     }
 
-    /// [`next`](Self::next), after those were passed over that are not polled, of the line whose last
-    /// one was woken the longest ago: they must not keep the others of their line waiting.
+    /// [`next`](Self::next), after those were passed over that are not polled, of the line whose
+    /// last one was woken the longest ago: they must not keep the others of their line waiting.
     pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {
             let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
@@ -284,7 +285,8 @@ impl Queue {
         self.next()
     }
 
-    /// See [`Pressure::claim`](super::Pressure::claim). `on_their_way`: of all files, and of its own.
+    /// See [`Pressure::claim`](super::Pressure::claim). `on_their_way`: of all files, and of its
+    /// own.
     pub(super) fn claim(
         &mut self,
         (file, pages): (u32, u32),
@@ -471,9 +473,9 @@ impl Claim {
 /// The claims of some futures: pages that they bring, and that are held until they are polled.
 ///
 /// A program may leak a future, or not poll it: its claim must not keep others waiting for ever. So
-/// claims are counted by *rounds*, which end while futures queue. A future that is polled brings its
-/// claim into the present round. Of claims of a round before the last, only as much counts as is
-/// still being read: the rest is memory that the future holds, as a guard would.
+/// claims are counted by *rounds*, which end while futures queue. A future that is polled brings
+/// its claim into the present round. Of claims of a round before the last, only as much counts as
+/// is still being read: the rest is memory that the future holds, as a guard would.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Of this round and of the last one.

@@ -1,5 +1,5 @@
-//! Readers: a record of slots for each thread, for the folios that it borrows; the scan of all slots.
-//! `base/barrier.rs` has the fence between announcing and freezing.
+//! Readers: a record of slots for each thread, for the folios that it borrows; the scan of all
+//! slots. `base/barrier.rs` has the fence between announcing and freezing.
 //!
 //! # A slot's word
 //!
@@ -30,9 +30,10 @@
 //! # Records
 //!
 //! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
-//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it before
-//! its record's first announcement, so a freezer that must see the announcement sees `high` too.
-//! Batches of borrows may take *further* records for a reader, which it keeps until it unregisters.
+//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
+//! before its record's first announcement, so a freezer that must see the announcement sees `high`
+//! too. Batches of borrows may take *further* records for a reader, which it keeps until it
+//! unregisters.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -272,9 +273,9 @@ impl Readers {
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// Which of the folios at `heads` are still announced, after a call of `announced` for each, whose
-    /// fence serves. If that was refused, all of them count as announced until the last reader without
-    /// a fence has unregistered.
+    /// Which of the folios at `heads` are still announced, after a call of `announced` for each,
+    /// whose fence serves. If that was refused, all of them count as announced until the last
+    /// reader without a fence has unregistered.
     pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
         // Acquire: pairs with the release in `leave`, as in `heavy`.
         let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
@@ -390,8 +391,8 @@ impl Drop for ReaderSeat {
 
 /// Folios that left their file while a reader had announced them: out of the index, with an odd
 /// version, so they cannot be announced anew. The list has the reference that the index had. Except
-/// for folios added since the last scan, it is no longer than there are slots: a borrow that is kept
-/// for ever keeps its folio in the list, and nothing else.
+/// for folios added since the last scan, it is no longer than there are slots: a borrow that is
+/// kept for ever keeps its folio in the list, and nothing else.
 #[derive(Debug)]
 pub(crate) struct Deferred(Mutex<VecDeque<FrameNumber>>);
 
@@ -412,8 +413,8 @@ impl Deferred {
         (list.len() as u64, list.iter().map(pages).sum())
     }
 
-    /// Takes those of the first [`LOOK_MAX`] folios off the list that are not announced any more, as
-    /// `look` says, with their references.
+    /// Takes those of the first [`LOOK_MAX`] folios off the list that are not announced any more,
+    /// as `look` says, with their references.
     pub(crate) fn take_over(&self, look: impl Fn(&[FrameNumber]) -> Announced) -> Vec<FrameNumber> {
         let mut list = self.0.lock();
         let looked = list.len().min(LOOK_MAX);

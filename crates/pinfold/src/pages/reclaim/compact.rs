@@ -8,8 +8,8 @@
 //!    join the held ones;
 //! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
 //!
-//! An unmovable run may have nothing any more that stays: then it is movable again. A run that cannot
-//! be emptied is being read at this moment, and the next one is tried.
+//! An unmovable run may have nothing any more that stays: then it is movable again. A run that
+//! cannot be emptied is being read at this moment, and the next one is tried.
 
 use std::ops::Range;
 
@@ -65,8 +65,8 @@ pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
     held.is_some_and(|held| held.into_folio().map(|folio| core.put(folio)).is_ok())
 }
 
-/// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
-/// can be emptied. Continues with the runs after those that the last call looked at.
+/// Makes a free block of `order`, if the few runs that it looks at have one that is free in part
+/// and can be emptied. Continues with the runs after those that the last call looked at.
 pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     // Dropped after the mutex is released: wakers may enter the cache.
     let mut woken = Woken::default();
@@ -117,9 +117,9 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
     })
 }
 
-/// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can be
-/// done. `None` if the run has become hollow since it was chosen: its bytes are outside, and would
-/// not be where its folios are moved to.
+/// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can
+/// be done. `None` if the run has become hollow since it was chosen: its bytes are outside, and
+/// would not be where its folios are moved to.
 fn hold_and_empty<'a>(
     core: &'a Core,
     run: FrameNumber,
@@ -139,8 +139,8 @@ fn hold_and_empty<'a>(
     Some(held)
 }
 
-/// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
-/// be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
+/// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as
+/// can be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
 pub(crate) fn empty_some(
     core: &Core,
     run: FrameNumber,

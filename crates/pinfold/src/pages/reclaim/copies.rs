@@ -3,14 +3,14 @@
 //!
 //! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made: in
 //! memory for what stays, whose rest is given back. A longer one is *outside*, in a mapping of its
-//! own, for which it takes as many pages of the arena, and gives their memory back to the system. So
-//! the arena and all copies together have exactly the budget. It takes whole runs as long as there are
-//! any: the memory of a part of a huge page comes back to the system only when that is short of it.
-//! Where guards lie in all runs there is no block, though nearly all is free: then any pages do, and
-//! the copy is outside.
+//! own, for which it takes as many pages of the arena, and gives their memory back to the system.
+//! So the arena and all copies together have exactly the budget. It takes whole runs as long as
+//! there are any: the memory of a part of a huge page comes back to the system only when that is
+//! short of it. Where guards lie in all runs there is no block, though nearly all is free: then any
+//! pages do, and the copy is outside.
 //!
-//! Folios of copies have no mapping: nothing evicts or moves them. What all copies have is limited as
-//! pins are. Until its bytes were read, a copy also counts as on its way from its file
+//! Folios of copies have no mapping: nothing evicts or moves them. What all copies have is limited
+//! as pins are. Until its bytes were read, a copy also counts as on its way from its file
 //! (`pressure/on_its_way.rs`): the read may never end.
 
 use std::ptr::NonNull;
@@ -59,11 +59,11 @@ unsafe impl Send for CopyMapping {}
 // SAFETY: as above.
 unsafe impl Sync for CopyMapping {}
 
-/// Memory for a copy of `bytes` bytes of a file, at least one. With `needed`, evicts and waits until
-/// there is some; without, says why there is none at once: [`Refused::OwnCopies`] if the file has
-/// enough on its way.
-/// Error: [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than
-/// there can be; [`ErrorKind::System`] if the system refuses the mapping; [`ErrorKind::Forked`].
+/// Memory for a copy of `bytes` bytes of a file, at least one. With `needed`, evicts and waits
+/// until there is some; without, says why there is none at once: [`Refused::OwnCopies`] if the file
+/// has enough on its way. Error: [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once,
+/// if it is more than there can be; [`ErrorKind::System`] if the system refuses the mapping;
+/// [`ErrorKind::Forked`].
 pub(crate) fn allocate_copy(
     core: &Arc<Core>,
     (mapping, page): (&Arc<Mapping>, u64),
@@ -151,8 +151,8 @@ impl Copied {
         true
     }
 
-    /// Takes what it gets at once; true once that is enough. With `any`, pages need not be adjacent.
-    /// Error: as for [`allocate_copy`].
+    /// Takes what it gets at once; true once that is enough. With `any`, pages need not be
+    /// adjacent. Error: as for [`allocate_copy`].
     fn grow(&mut self, pages: u32, any: bool) -> Result<bool> {
         let core = &*self.core;
         if pages <= Order::MAX.frames() && self.got == 0 {
@@ -190,8 +190,8 @@ impl Copied {
     /// Gives back what it has.
     fn let_go(&mut self, put: fn(&Core, FrameNumber)) {
         self.outside = None; // first: the arena and this together have no more than the budget
-        // Before the puts, each of which may wake one that waits for these shares. Whoever counts it
-        // now may find the memory not free yet: then the puts wake that one.
+        // Before the puts, each of which may wake one that waits for these shares. Whoever counts
+        // it now may find the memory not free yet: then the puts wake that one.
         self.counts_no_more();
         self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
         for head in self.heads.drain(..) {
@@ -210,9 +210,9 @@ impl Copied {
 
     /// Its bytes, which nobody else uses yet.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: memory of its own, mapped as long as it lives, of at least that length. A frame of
-        // the arena was initialised when it was first touched; a reader that has found an earlier
-        // folio there loads by racing loads, and discards what it got.
+        // SAFETY: memory of its own, mapped as long as it lives, of at least that length. A frame
+        // of the arena was initialised when it was first touched; a reader that has found an
+        // earlier folio there loads by racing loads, and discards what it got.
         unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.bytes) }
     }
 }
@@ -265,7 +265,8 @@ fn empty(core: &Core, pages: u32, any: bool) -> Option<(FrameNumber, Order)> {
     whole.or_else(|| any.then(|| core.frames.alloc_empty(Order::of_block_at(0, pages.into())))?)
 }
 
-/// Makes the run of a smaller folio, which stays, one for what stays: nobody should try to empty it.
+/// Makes the run of a smaller folio, which stays, one for what stays: nobody should try to empty
+/// it.
 fn claim(core: &Core, head: FrameNumber) {
     if !mutant::on(Mutant::CopyAmongMovable) {
         core.frames.claim_run_of(head);

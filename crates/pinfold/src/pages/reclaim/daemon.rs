@@ -62,8 +62,8 @@ fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     true
 }
 
-/// How long it sleeps between two futures: ever longer, as long as there is no progress. It outlasts
-/// the queue, which is empty whenever its only future is awake.
+/// How long it sleeps between two futures: ever longer, as long as there is no progress. It
+/// outlasts the queue, which is empty whenever its only future is awake.
 struct Naps {
     next: Duration,
     seen: u64,
@@ -107,8 +107,8 @@ mod tests {
     use crate::source::Memory;
     use crate::{Cache, Hint, Options};
 
-    /// The evictions of one turn, while the arena has a little less than it wants, and runs are lent
-    /// that nobody uses.
+    /// The evictions of one turn, while the arena has a little less than it wants, and runs are
+    /// lent that nobody uses.
     fn evictions_beside_unused_runs(mutant: Option<Mutant>) -> u64 {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();
         let core = cache.core();

@@ -2,8 +2,8 @@
 //!
 //! [`evict`] chooses (step 1), and [`evict_batch`] does the rest with a batch of at most
 //! [`FOLIOS_AT_ONCE`]: steps 2 to 7 are [`take_out`], which is called again for what step 8 has
-//! written. Folios whose bytes are outside of the arena take the same steps; the calls at which more
-//! happens for them are those of `pages/outside.rs`.
+//! written. Folios whose bytes are outside of the arena take the same steps; the calls at which
+//! more happens for them are those of `pages/outside.rs`.
 
 use std::ptr::NonNull;
 
@@ -95,8 +95,8 @@ pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
 
 /// Step 1: which folios go next, of about `pages` pages.
 fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) -> Vec<Candidate> {
-    // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it is;
-    // only what the policy offers, which is bounded by that effort, makes it a piece's turn.
+    // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it
+    // is; only what the policy offers, which is bounded by that effort, makes it a piece's turn.
     loop {
         // Folios that go together have their turn first, in whole batches.
         let together = core.next_in_turn(turns, FOLIOS_AT_ONCE);
@@ -107,8 +107,8 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
         let mut offered = 0;
         // Ends: as the outer loop.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
-            // The policy offers some. A hollow folio is the last of them: it may go with others, and
-            // these are then taken out of the page tables here.
+            // The policy offers some. A hollow folio is the last of them: it may go with others,
+            // and these are then taken out of the page tables here.
             let most = FOLIOS_AT_ONCE - folios.len();
             let left = pages - offered;
             let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
@@ -130,9 +130,9 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
     }
 }
 
-/// Of a large folio of which a few parts are used the others go, where the policy would keep all of it.
-/// Adds to `folios` what is to be evicted of the folio at `head`, which was offered. Nothing if it
-/// cannot be split now; the policy is told.
+/// Of a large folio of which a few parts are used the others go, where the policy would keep all of
+/// it. Adds to `folios` what is to be evicted of the folio at `head`, which was offered. Nothing if
+/// it cannot be split now; the policy is told.
 fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
     let whole = Candidate::of(&core.frames, head);
     if !core.residency.stays_in_part(&core.frames, head) {

@@ -14,8 +14,8 @@
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
 //!
-//! The arena *is* the budget: everything in it is data, the frame table with the ghosts, or slabs of
-//! index nodes. So the budget holds at every instant, and eviction only decides who gets memory.
+//! The arena *is* the budget: everything in it is data, the frame table with the ghosts, or slabs
+//! of index nodes. So the budget holds at every instant, and eviction only decides who gets memory.
 
 #[cfg(any(test, feature = "testing"))]
 mod by_range;
@@ -64,8 +64,8 @@ pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_o
 pub(crate) use evict::{evict, evict_these};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
-/// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end of
-/// a guard wakes nobody, as every put would have to check who waits.
+/// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
+/// of a guard wakes nobody, as every put would have to check who waits.
 pub(crate) const NAP_MIN: Duration = Duration::from_micros(50);
 pub(crate) const NAP_MAX: Duration = Duration::from_millis(20);
 
@@ -120,8 +120,8 @@ impl Shortage {
     }
 }
 
-/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there is
-/// none; without, evicts one turn, waits for nobody, and returns `None` if that was not enough.
+/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there
+/// is none; without, evicts one turn, waits for nobody, and returns `None` if that was not enough.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
@@ -244,8 +244,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file: then what
-    /// is read of other files is of no use to it.
+    /// [`is_over`](Self::is_over) for a future, or for a thread that waits for its own file: then
+    /// what is read of other files is of no use to it.
     pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         if why != Refused::OwnFile {
             return self.is_over(core);

@@ -109,8 +109,8 @@ fn make_room(core: &Core, order: Order) -> bool {
     false
 }
 
-/// Moves all folios of the block of `order` at `head` elsewhere, if each of them seems to be movable.
-/// Returns whether there were any and all were moved; after a failure some may have been.
+/// Moves all folios of the block of `order` at `head` elsewhere, if each of them seems to be
+/// movable. Returns whether there were any and all were moved; after a failure some may have been.
 fn move_all_out(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> bool {
     let end = head.0 + order.frames();
     let mut folios = Vec::new();

@@ -3,8 +3,8 @@
 //! A submitter puts requests in `RingState` and, if the driver is asleep, writes to an eventfd that
 //! the ring itself reads. The driver takes all that have a slot, hands them to the kernel with one
 //! system call, and in the same call waits for the next completion. Not submitted from the reader's
-//! thread, as the kernel completes a request in the task that submitted it, which it interrupts, and
-//! cancels what it has punted when that task exits.
+//! thread, as the kernel completes a request in the task that submitted it, which it interrupts,
+//! and cancels what it has punted when that task exits.
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,10 +1,9 @@
 //! What submitters and driver of a ring share.
 //!
 //! # Bounds
-//! The kernel has at most `depth` requests, each in a slot of `lanes.rs`. Those that nobody waits for
-//! are taken as long as `taken`, which counts requests between `start` and `finish`, is below
-//! `ahead`: what somebody waits for finds the device less busy. The rest goes back
-//! (`Start::Full`).
+//! The kernel has at most `depth` requests, each in a slot of `lanes.rs`. Those that nobody waits
+//! for are taken as long as `taken`, which counts requests between `start` and `finish`, is below
+//! `ahead`: what somebody waits for finds the device less busy. The rest goes back (`Start::Full`).
 //!
 //! The submission queue holds `depth` requests, a cancellation of each, and the wake-up; the
 //! completion queue twice as many. So neither can be full.

@@ -49,8 +49,8 @@ fn in_a_process_of_its_own(name: &str, body: impl FnOnce()) {
 static SIGNALS: AtomicUsize = AtomicUsize::new(0);
 
 /// Sends the ring's thread a signal, one that it does not block, while it waits for the kernel to
-/// release the ring. A forked child, which has the ring's descriptor too, makes that wait last until
-/// the signal has come.
+/// release the ring. A forked child, which has the ring's descriptor too, makes that wait last
+/// until the signal has come.
 fn interrupt_the_wait() {
     extern "C" fn count(_: libc::c_int) {
         SIGNALS.fetch_add(1, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Requests that are stopped, by the clock or a test in its place: each ends once, and only when its
-//! memory is no longer in use.
+//! Requests that are stopped, by the clock or a test in its place: each ends once, and only when
+//! its memory is no longer in use.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};

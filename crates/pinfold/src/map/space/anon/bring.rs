@@ -18,8 +18,8 @@
 //! alone.
 //!
 //! None of this takes memory of the heap, but for the buffer of steps 3 and 5, and what waiting and
-//! eviction take: where there is no buffer for a run, the page comes alone; where there is none for a
-//! page, the access fails.
+//! eviction take: where there is no buffer for a run, the page comes alone; where there is none for
+//! a page, the access fails.
 //!
 //! A task does the same. It waits for its turn, for other threads and for reads without blocking
 //! its thread; if there is no memory, it evicts what needs no write, rests, and begins anew.
@@ -99,8 +99,8 @@ impl Area {
     ) -> Result<()> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let mut patience = None;
-        // Ends: each turn waits for another thread, or for memory, which patience bounds, or follows
-        // one in which another was faster.
+        // Ends: each turn waits for another thread, or for memory, which patience bounds, or
+        // follows one in which another was faster.
         loop {
             match self.find(handle, page, access)? {
                 OwnLook::There => return Ok(()),
@@ -135,8 +135,8 @@ impl Area {
         }
     }
 
-    /// [`bring`](Self::bring) for a store of all of the page, by a thread, which gives the bytes: those that it had
-    /// are not read from the swap.
+    /// [`bring`](Self::bring) for a store of all of the page, by a thread, which gives the bytes:
+    /// those that it had are not read from the swap.
     pub(super) fn bring_whole(&self, handle: &Handle, page: u64, bytes: &[u8]) -> Result<()> {
         let core = &*handle.core;
         // Ends: as in `bring`.
@@ -338,8 +338,8 @@ impl Area {
         }
     }
 
-    /// A buffer for these pages, or for the first alone if there is none for all; then the other folios
-    /// are given back. `None`: there is none at all, and all are given back.
+    /// A buffer for these pages, or for the first alone if there is none for all; then the other
+    /// folios are given back. `None`: there is none at all, and all are given back.
     fn buffer(frames: &mut RunFrames, core: &Core, zeros: bool) -> Option<AlignedBuffer> {
         if zeros {
             return AlignedBuffer::try_zeroed(0, 1);
@@ -426,9 +426,9 @@ impl Area {
         Area::refused(mapping, "bring", &(page..page + 1), error)
     }
 
-    /// Step 4: as many as are still absent, and as they were, from the first on. The others are given
-    /// back. Those that are left are on their way: in the index, with a reference of this thread's.
-    /// False: the index has no memory at once, and it is not `needed`.
+    /// Step 4: as many as are still absent, and as they were, from the first on. The others are
+    /// given back. Those that are left are on their way: in the index, with a reference of this
+    /// thread's. False: the index has no memory at once, and it is not `needed`.
     fn insert(
         &self,
         handle: &Handle,

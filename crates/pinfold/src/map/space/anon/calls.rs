@@ -74,8 +74,8 @@ pub(super) fn merges_all() -> bool {
     unsafe { libc::prctl(GET, 0, 0, 0, 0) == 1 }
 }
 
-/// KSM does not merge these pages, and what it has merged is as before, but for its protection. False:
-/// the system has no memory for that, and KSM goes on.
+/// KSM does not merge these pages, and what it has merged is as before, but for its protection.
+/// False: the system has no memory for that, and KSM goes on.
 #[must_use = "KSM may go on"]
 pub(super) fn merge_nothing(at: &Range<usize>) -> bool {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
@@ -111,8 +111,9 @@ pub(super) fn copy(
     })
 }
 
-/// Makes absent pages pages of zeros, which take memory when they are stored to. One that is poisoned
-/// becomes a copy of its part of `zeros`, as the kernel puts only copies in the place of poison.
+/// Makes absent pages pages of zeros, which take memory when they are stored to. One that is
+/// poisoned becomes a copy of its part of `zeros`, as the kernel puts only copies in the place of
+/// poison.
 ///
 /// # Errors
 /// As [`copy`].
@@ -198,8 +199,8 @@ fn protect_all(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) -> rustix::io:
 /// Takes pages out of memory; the next access is a fault.
 ///
 /// # Errors
-/// The kernel keeps some of them, as the program has sealed them (mseal(2)), or mapped something else
-/// there.
+/// The kernel keeps some of them, as the program has sealed them (mseal(2)), or mapped something
+/// else there.
 pub(super) fn give_back_pages(at: &Range<usize>) -> io::Result<()> {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.

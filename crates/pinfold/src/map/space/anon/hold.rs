@@ -87,7 +87,8 @@ impl Drop for HeldRange<'_> {
 }
 
 impl Area {
-    /// Copies a part of `page`, which is brought if it is absent. A store of a whole page reads nothing.
+    /// Copies a part of `page`, which is brought if it is absent. A store of a whole page reads
+    /// nothing.
     ///
     /// # Errors
     /// As [`bring`](Self::bring); the map's protection forbids the access.

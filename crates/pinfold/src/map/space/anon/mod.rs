@@ -31,12 +31,13 @@
 //! 3. the `change` mutex of the mapping;
 //! 4. the locks of the cache's memory, of the swap's slots, and `writes`.
 //!
-//! A page gets in, is protected and unprotected, and leaves under the `change` mutex: in one step with
-//! its state, and with the index. So does what the program may do with the memory change. Under 3 and
-//! 4 nobody accesses own memory by its address: that could be a fault, which takes 2 (`proc.rs`).
+//! A page gets in, is protected and unprotected, and leaves under the `change` mutex: in one step
+//! with its state, and with the index. So does what the program may do with the memory change.
+//! Under 3 and 4 nobody accesses own memory by its address: that could be a fault, which takes 2
+//! (`proc.rs`).
 //!
-//! Nobody waits for the swap, a file, or a page-out under any of them. A source of the swap must not
-//! use the memory that it writes.
+//! Nobody waits for the swap, a file, or a page-out under any of them. A source of the swap must
+//! not use the memory that it writes.
 
 mod bring;
 mod calls;

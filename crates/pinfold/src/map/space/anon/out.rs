@@ -234,8 +234,8 @@ impl Area {
     /// `for_good` no page gets in any more. Waits for writes of them to the swap.
     ///
     /// # Errors
-    /// The system keeps a page in memory, as the program has sealed it. It has its bytes as before; the
-    /// others are forgotten. None with `for_good`.
+    /// The system keeps a page in memory, as the program has sealed it. It has its bytes as before;
+    /// the others are forgotten. None with `for_good`.
     pub(in crate::map::space) fn forget(
         &self,
         handle: &Handle,
@@ -301,8 +301,8 @@ impl Area {
     }
 }
 
-/// Pages that are not being written, and not in memory any more, are forgotten. The caller lets go of
-/// what is returned, without the mutex.
+/// Pages that are not being written, and not in memory any more, are forgotten. The caller lets go
+/// of what is returned, without the mutex.
 fn forget_some(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Vec<FrameNumber> {
     for page in pages.clone() {
         let states = changing.own().expect("own memory has states");

@@ -1,5 +1,5 @@
-//! A run: pages of own memory that come together, and the folios for them. They are on the stack of who
-//! brings them: a fault takes no memory of the heap for them.
+//! A run: pages of own memory that come together, and the folios for them. They are on the stack of
+//! who brings them: a fault takes no memory of the heap for them.
 
 use std::ops::Deref;
 

@@ -1,10 +1,10 @@
 //! What is believed of the page table, and what is looked up.
 //!
-//! The states of own memory's pages say which are in memory, and which are protected against stores.
-//! But the page table is the kernel's. KSM replaces a page by one that it shares with others, and
-//! does not keep the protection: the next store is no fault. And what the program does by madvise(2)
-//! or munmap(2) takes pages away. [docs/map.md](../../../../../docs/map.md) lists what may change the
-//! page table ("What the kernel does to it").
+//! The states of own memory's pages say which are in memory, and which are protected against
+//! stores. But the page table is the kernel's. KSM replaces a page by one that it shares with
+//! others, and does not keep the protection: the next store is no fault. And what the program does
+//! by madvise(2) or munmap(2) takes pages away. [docs/map.md](../../../../../docs/map.md) lists
+//! what may change the page table ("What the kernel does to it").
 //!
 //! So nobody relies on a protection that was not looked up, under the `change` mutex:
 //!
@@ -14,14 +14,14 @@
 //!    elsewhere, and before a page-out reads them. So where it is found, it has never ended;
 //! 2. a fault at a page that should be there finds out whether it is ([`Area::miss`]).
 //!
-//! Between the look and the moment at which the page is taken out, KSM could end a protection, and a
-//! store could follow. So areas are none of its business: they are `MADV_UNMERGEABLE` when they are
-//! made; again before a look if the process has asked for merging of all its memory since
-//! (`PR_SET_MEMORY_MERGE`); and again before a second look if the first has found a page without its
-//! protection, as the program may have asked for this area alone (`MADV_MERGEABLE`). If the system
-//! refuses it, no page is taken for protected. What is left: the process asks between the look and the
-//! taking out; or the program has asked for the area, and KSM comes to the first page that it merges
-//! of it in that time; and a thread stores to that page, in the same time.
+//! Between the look and the moment at which the page is taken out, KSM could end a protection, and
+//! a store could follow. So areas are none of its business: they are `MADV_UNMERGEABLE` when they
+//! are made; again before a look if the process has asked for merging of all its memory since
+//! (`PR_SET_MEMORY_MERGE`); and again before a second look if the first has found a page without
+//! its protection, as the program may have asked for this area alone (`MADV_MERGEABLE`). If the
+//! system refuses it, no page is taken for protected. What is left: the process asks between the
+//! look and the taking out; or the program has asked for the area, and KSM comes to the first page
+//! that it merges of it in that time; and a thread stores to that page, in the same time.
 
 use std::io;
 
@@ -35,13 +35,14 @@ use crate::pages::core::Core;
 use crate::pages::mapping::{Changing, Mapping};
 
 impl Area {
-    /// What the page table has for a page; under the `change` mutex. `None` if the system does not tell.
+    /// What the page table has for a page; under the `change` mutex. `None` if the system does not
+    /// tell.
     pub(super) fn entry(&self, page: u64) -> Option<PagemapEntry> {
         self.proc.table.entry(self.address(page).addr()).ok()
     }
 
-    /// Of these pages, in rising order, those that could leave memory and are not protected any more
-    /// count as stored to. Returns slots that are of no more use.
+    /// Of these pages, in rising order, those that could leave memory and are not protected any
+    /// more count as stored to. Returns slots that are of no more use.
     pub(super) fn distrust_pages(&self, states: &mut PageStates, pages: &[u64]) -> Vec<Unused> {
         let clean: Vec<u64> =
             pages.iter().copied().filter(|&page| states.may_leave(page)).collect();
@@ -98,8 +99,9 @@ impl Area {
         calls::protect(self.fd(), &self.addresses(&(page..page + 1)), true);
     }
 
-    /// A page in the index is not in memory: it leaves the index. If its bytes were in memory alone,
-    /// they are lost, and it says so. The caller lets go of what is returned, without the mutex.
+    /// A page in the index is not in memory: it leaves the index. If its bytes were in memory
+    /// alone, they are lost, and it says so. The caller lets go of what is returned, without the
+    /// mutex.
     ///
     /// # Errors
     /// It is being written to the swap.

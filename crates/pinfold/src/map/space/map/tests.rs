@@ -1,5 +1,5 @@
-//! Maps that are made, or made longer, just when their file is cut short, and then is as long again.
-//! Maps of a file that becomes longer than they have room for.
+//! Maps that are made, or made longer, just when their file is cut short, and then is as long
+//! again. Maps of a file that becomes longer than they have room for.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -72,7 +72,8 @@ fn a_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
     assert_eq!(caught, None, "the mutant does nothing");
 }
 
-/// The first byte of the second page, read through a map that became longer, and looked at the length before the file was cut.
+/// The first byte of the second page, read through a map that became longer, and looked at the
+/// length before the file was cut.
 fn made_longer_while_the_file_is_cut(mutant: Option<Mutant>) -> Option<u8> {
     let (source, file, space) = two_pages();
     source.set_len(PAGE).unwrap();

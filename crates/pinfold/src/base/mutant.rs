@@ -220,6 +220,8 @@ mutants! {
     TouchesInTurn,
     /// What was read ahead in vain costs no credit.
     VainIsFree,
+    /// A run is over where another handle has read on.
+    OthersEndRun,
     /// A handle reads ahead whatever other handles have read in vain.
     CreditUnshared,
     /// A page that is read makes all of its folio read.

@@ -58,10 +58,15 @@ pub(crate) fn is_room(core: &Core) -> bool {
     unused >= core.frames.frames() / UNUSED_SHARE
 }
 
+/// As [`on_fault`](crate::pages::stream::Stream::on_fault) says.
+fn goes_elsewhere(handle: &Handle, page: u64, end: u64) -> bool {
+    handle.stream.on_fault(page, end, handle.credit_and_unread().1)
+}
+
 /// Reads the absent pages from before `page` up to the next one that is cached, in this thread.
 pub(crate) fn read(handle: &Handle, page: u64) {
     let block = block_of(handle, page);
-    if !pays(handle, page) || !handle.stream.on_fault(page, block.end) {
+    if !pays(handle, page) || !goes_elsewhere(handle, page, block.end) {
         return;
     }
     let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
@@ -76,7 +81,7 @@ pub(crate) fn read(handle: &Handle, page: u64) {
 /// wanted. Waits for nothing; the caller waits for `page`. Does nothing if the handle's accesses go
 /// on in order: then its stream says what is read, in larger windows.
 pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
-    if !pays(handle, page) || !handle.stream.on_fault(page, pages.end) {
+    if !pays(handle, page) || !goes_elsewhere(handle, page, pages.end) {
         return;
     }
     let (start, ahead_end) = (pages.start, pages.end);

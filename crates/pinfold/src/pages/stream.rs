@@ -17,6 +17,9 @@
 //! quarter is unused (`frames/uses.rs`). If a page that was read ahead is gone before it is used,
 //! the run goes on with half of the window.
 //!
+//! Handles that read one file at about the same place read for each other: a run goes on at a page
+//! behind its end if all pages between are cached and used.
+//!
 //! A handle has a few runs at a time, for threads that share it, and maps. What they have read
 //! ahead and not used yet is taken from the credit at once, and given back as it is used.
 //!
@@ -65,8 +68,10 @@ const UNUSED_SHARE: u64 = 4;
 const LIMIT_GROWS: u32 = 16;
 
 /// So many pages show what the use of a run is.
-#[cfg(feature = "map")]
 const PROVED_PAGES: u32 = 64;
+
+/// So many pages are looked at together, until one is absent.
+const CLOSE_PAGES: u64 = 128;
 
 /// How many runs a handle may have at a time.
 const RUNS: usize = 4;
@@ -244,6 +249,7 @@ impl Stream {
         let wanted = page..(page + pages_of(bytes)).min(file_end);
         let is_random = state.hint == Some(Hint::Random) || self.window_max_pages == 0;
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
+        let found = found.or_else(|| self.run_before(&state, page, &unread));
         let (n, mut run) = state.take(found, all);
         let in_run = found.is_some() && {
             let unused = unread(run.seen..page).unused;
@@ -297,6 +303,7 @@ impl Stream {
         let none = Plan { window_pages: 1, ..Plan::of(folio.end) };
         let file_end = file_pages(file_bytes);
         let found = state.run_at(|run| (run.seen..run.next).contains(&folio.start));
+        let found = found.or_else(|| self.run_before(&state, folio.start, &unread));
         let n = match state.hint {
             Some(Hint::Random) => return none,
             Some(Hint::Sequential) => found.unwrap_or(state.last),
@@ -306,7 +313,7 @@ impl Stream {
                 None => return none,
             },
         };
-        if state.runs[n].window_pages == 0 {
+        if found.is_none() && state.runs[n].window_pages == 0 {
             return none;
         }
         let (n, mut run) = state.take(Some(n), all);
@@ -315,6 +322,10 @@ impl Stream {
             state.sees(&mut run, folio.start, unused, all)
         };
         let mut vain = (0, 0);
+        if goes_on && run.window_pages == 0 && run.used_pages < PROVED_PAGES {
+            state.put(n, run, all);
+            return none;
+        }
         if !goes_on {
             state.breaks_off(&run, file_end, all, &unread);
             vain = run.vain();
@@ -369,9 +380,15 @@ impl Stream {
     /// where a sequential reader misses next. Not if the miss continues a run: [`Self::on_miss`]
     /// says then what to read; nor if the program has said how it reads, or turned readahead off.
     #[cfg(any(feature = "map", test))]
-    pub(crate) fn on_fault(&self, page: u64, end: u64) -> bool {
+    pub(crate) fn on_fault(
+        &self,
+        page: u64,
+        end: u64,
+        unread: impl Fn(Range<u64>) -> Unread,
+    ) -> bool {
         let mut state = self.state.lock();
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
+        let found = found.or_else(|| self.run_before(&state, page, &unread));
         let around = self.window_max_pages > 0 && state.hint.is_none() && found.is_none();
         if around {
             // It takes the place of no run that has read ahead.
@@ -384,6 +401,31 @@ impl Stream {
             }
         }
         around
+    }
+
+    /// The run that ends before `page`, where other handles have read what is between: all of it is
+    /// cached, and used.
+    fn run_before(
+        &self,
+        state: &StreamState,
+        page: u64,
+        unread: impl Fn(Range<u64>) -> Unread,
+    ) -> Option<usize> {
+        if state.hint == Some(Hint::Random) || mutant::on(Mutant::OthersEndRun) {
+            return None;
+        }
+        let most = (WINDOWS_AHEAD + 1) * u64::from(self.window_max_pages);
+        state.run_at(|run| {
+            let between = run.next..page;
+            let is_near = between.start < page && page - between.start <= most;
+            let mut parts = between.step_by(CLOSE_PAGES as usize);
+            is_near
+                && parts.all(|first| {
+                    let part = first..page.min(first + CLOSE_PAGES);
+                    let Unread { unused, absent } = unread(part.clone());
+                    absent == 0 && unused * UNUSED_SHARE <= part.end - part.start
+                })
+        })
     }
 
     /// Whether the program has said that it reads at random.
@@ -487,6 +529,7 @@ impl StreamState {
         self.earn(ahead - unused, all);
         run.uses(ahead - unused);
         run.seen = page;
+        run.next = run.next.max(page);
         unused * UNUSED_SHARE <= ahead
     }
 

@@ -1,20 +1,32 @@
 //! Streams of misses, where a test says what became of what was read ahead.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::*;
 
 const FILE: u64 = 1 << 30;
 
-/// A stream, and the credit of its cache.
-struct Subject(Stream, Credit);
+/// A stream, the credit of its cache, and the pages that `miss` and `mark` have brought.
+struct Subject(Stream, Credit, RefCell<BTreeSet<u64>>);
 
 impl Subject {
     fn new(window_max_bytes: usize) -> Self {
-        Subject(Stream::new(window_max_bytes), Credit::new())
+        Subject(Stream::new(window_max_bytes), Credit::new(), RefCell::default())
     }
 
     /// A miss, where everything that was read ahead was used so far.
     fn miss(&self, page: u64, bytes: usize) -> Plan {
-        self.0.on_miss(page, bytes, FILE, (&self.1, |_| Unread::default()))
+        let plan = self.0.on_miss(page, bytes, FILE, (&self.1, self.all_used()));
+        self.2.borrow_mut().extend(page..plan.ahead_end);
+        plan
+    }
+
+    fn all_used(&self) -> impl Fn(Range<u64>) -> Unread {
+        |pages: Range<u64>| {
+            let there = self.2.borrow().range(pages.clone()).count() as u64;
+            Unread { unused: 0, absent: pages.end - pages.start - there }
+        }
     }
 
     /// A miss, where nothing was.
@@ -24,7 +36,9 @@ impl Subject {
     }
 
     fn mark(&self, page: u64) -> Plan {
-        self.0.on_mark(page..page + 1, FILE, (&self.1, |_| Unread::default()))
+        let plan = self.0.on_mark(page..page + 1, FILE, (&self.1, self.all_used()));
+        self.2.borrow_mut().extend(page..plan.ahead_end);
+        plan
     }
 
     /// A run of four pages at `page`, each of which is wanted alone; how many pages are read
@@ -177,7 +191,7 @@ fn vain_of_two_handles(open: bool) -> (u64, u64) {
     if !open {
         first.0.end(FILE, (&first.1, |_| Unread { unused: vain, absent: 0 }));
     }
-    let second = Subject(Stream::new(2 << 20), first.1);
+    let second = Subject(Stream::new(2 << 20), first.1, RefCell::default());
     (vain, second.block(0))
 }
 
@@ -194,7 +208,8 @@ fn handles_share_the_credit_of_the_cache() {
 #[test]
 fn a_run_of_faults_begins_with_what_was_read_around_the_first() {
     let stream = Subject::new(2 << 20);
-    let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end);
+    let absent = |pages: Range<u64>| Unread { unused: 0, absent: pages.end - pages.start };
+    let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end, absent);
     assert!(fault(&stream, 5, 32));
     assert!(!fault(&stream, 32, 64), "it goes on in order");
     assert_eq!(stream.miss(32, 4096).window_pages, 16);
@@ -276,4 +291,69 @@ fn a_scan_that_waits_for_its_turn_is_not_over() {
         assert!(plan.mark && plan.vain == (0, 0), "it is over at {mark}");
         mark += u64::from(plan.window_pages);
     }
+}
+
+/// Into how many pieces several handles divide what they read. Each goes through the file in order,
+/// by faults, and gets what is cached up to the next 512 KiB or mark.
+fn pieces_of_all(handles: usize) -> usize {
+    const END: u64 = 1 << 15;
+    let (all, bytes) = (Credit::new(), END << PAGE_SHIFT);
+    let streams: Vec<Stream> = (0..handles).map(|_| Stream::new(2 << 20)).collect();
+    let (mut is_cached, mut is_used) = (vec![false; END as usize], vec![false; END as usize]);
+    let (mut at, mut marks, mut pieces) = (vec![0; handles], BTreeMap::new(), 0);
+    let mut random = 1_u64;
+    // Ends: most turns bring a handle further.
+    while at.iter().any(|&at| at < END) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let n = (random >> 33) as usize % handles;
+        let page = at[n];
+        if page == END {
+            continue;
+        }
+        let unread = |pages: Range<u64>| {
+            let count = |is: &[bool]| pages.clone().filter(|&page| !is[page as usize]).count();
+            let (absent, unused) = (count(&is_cached) as u64, count(&is_used) as u64);
+            Unread { absent, unused: unused - absent }
+        };
+        let around_end = (page / 32 + 1) * 32;
+        let plan = if is_cached[page as usize] {
+            let end = marks.remove(&page);
+            end.map(|end| streams[n].on_mark(page..end, bytes, (&all, unread)))
+        } else if streams[n].on_fault(page, around_end, unread) {
+            Some(Plan { window_pages: 32, ..Plan::of(around_end) })
+        } else {
+            Some(streams[n].on_miss(page, 4096, bytes, (&all, unread)))
+        };
+        let plan = plan.unwrap_or(Plan::of(page + 1));
+        pieces += usize::from(!is_cached[page as usize]);
+        is_cached[page as usize..plan.now_end as usize].fill(true);
+        let mut from = plan.now_end;
+        let absent = |is_cached: &[bool], from: u64| {
+            (from..plan.ahead_end).find(|&page| !is_cached[page as usize])
+        };
+        // Ends: each turn advances `from`.
+        while let Some(start) = absent(&is_cached, from) {
+            let window = u64::from(plan.window_pages);
+            from = plan.ahead_end.min((start / window + 1) * window);
+            is_cached[start as usize..from as usize].fill(true);
+            pieces += 1;
+            marks.extend(plan.mark.then_some((start, from)));
+        }
+        let end = (page / 128 + 1) * 128;
+        let goes_on = |page: &u64| is_cached[*page as usize] && !marks.contains_key(page);
+        at[n] = (page + 1..end).find(|page| !goes_on(page)).unwrap_or(end);
+        is_used[page as usize..at[n] as usize].fill(true);
+    }
+    pieces
+}
+
+#[test]
+fn handles_that_read_for_each_other_have_large_windows() {
+    let pieces = [1, 2, 4, 8].map(pieces_of_all);
+    let alone = mutant::with(Some(Mutant::OthersEndRun), || [1, 2, 4, 8].map(pieces_of_all));
+    assert!(pieces[1..].iter().all(|all| *all < 2 * pieces[0]), "{pieces:?} {alone:?}");
+    assert!(
+        alone[1..].iter().all(|all| *all > 2 * pieces[0]),
+        "the mutant does nothing: {alone:?}"
+    );
 }

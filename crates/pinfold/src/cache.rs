@@ -26,48 +26,27 @@ use crate::source::{
 };
 use crate::stats::Stats;
 
-/// A page cache: file pages in this program's memory, under a budget.
-///
-/// A clone is a handle to the same cache. The cache, with all of its memory, lives as long as any
-/// handle to it or to one of its files, any [`PinnedRange`](crate::PinnedRange), any guard made by
+/// A page cache: file pages in this program's memory, under a budget. A clone is a handle to the
+/// same cache, which lives as long as any handle to it or to one of its files, any
+/// [`PinnedRange`](crate::PinnedRange), any guard made by
 /// [`FolioRef::into_owned`](crate::FolioRef::into_owned), and any read that is under way.
-///
-/// ```
-/// use pinfold::{Cache, Options, source::Memory};
-/// use std::sync::Arc;
-///
-/// let cache = Cache::new(Options::new(8 << 20))?;
-/// # let dir = tempfile::tempdir().unwrap();
-/// # let path = dir.path().join("greeting");
-/// # std::fs::write(&path, "hello, world").unwrap();
-/// let file = cache.open(&path)?;
-/// let mut buf = [0; 5];
-/// assert_eq!(file.read_at(&mut buf, 7)?, 5);
-/// assert_eq!(&buf, b"world");
-///
-/// // Any source of bytes can be read through the cache.
-/// let memory = cache.attach("numbers", Arc::new(Memory::new(vec![1, 2, 3])))?;
-/// assert_eq!(memory.read_at(&mut buf, 1)?, 2);
-/// # Ok::<(), pinfold::Error>(())
-/// ```
 ///
 /// # Forking
 ///
 /// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
-/// to date at the fork, from a private copy. But it does not have the memory of maps: pages that
-/// were brought through a [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one
-/// that was taken before the fork ends the child by SIGSEGV. Whatever needs more than that (a miss,
-/// opening a file, `prefetch`, a pin that must move a folio, advice, invalidation, a new
-/// [`Reader`]) fails with [`ErrorKind::Forked`], because the child has none of the cache's threads,
-/// and their locks may have been held at the fork. The `try_` calls return `None` for what was not
-/// cached, [`stats`](Self::stats) are all zeros, [`pins`](Self::pins) are `None`. Dropping a handle
-/// in the child frees nothing until it ends or calls exec.
+/// to date at the fork, from a private copy, but for pages that were brought through a
+/// [`Map`](crate::Map): these are [`ErrorKind::Forked`], and reading a guard of one that was taken
+/// before the fork ends the child by SIGSEGV. Whatever needs more (a miss, opening a file,
+/// `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
+/// [`ErrorKind::Forked`]. The `try_` calls return `None` for what was not cached,
+/// [`stats`](Self::stats) are all zeros, [`pins`](Self::pins) are `None`. Dropping a handle in the
+/// child frees nothing until it ends or calls exec.
 ///
-/// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
-/// hold locks of the whole process while a thread starts or ends. If one of the parent's threads
-/// did so at the fork, the child's first thread waits for ever. So a program whose threads come and
-/// go should call exec in the child before it makes a cache.
+/// Rust's standard library and glibc hold locks of the whole process while a thread starts or ends.
+/// If one of the parent's threads did so at the fork, the first thread of a cache that the child
+/// makes waits for ever. So a program whose threads come and go should call exec in the child
+/// first.
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight: before Linux 6.3 a
 /// program that forks without an immediate exec should open files through the kernel's page cache
@@ -77,14 +56,12 @@ pub struct Cache {
     core: Arc<Core>,
 }
 
-// A caught panic leaves the cache as consistent as a returned error does: none of the program's
-// code runs while its state is half changed (`mapping.rs`, "Locks"), a source's panics are caught
-// (`guarded.rs`), and no lock is ever poisoned.
+// A caught panic leaves the cache consistent: none of the program's code runs while its state is
+// half changed (`mapping.rs`, "Locks"), a source's panics are caught, and no lock is ever poisoned.
 impl UnwindSafe for Cache {}
 impl RefUnwindSafe for Cache {}
 
 impl std::fmt::Debug for Cache {
-    /// One line; [`Cache::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let frames = &self.core.frames;
         // A forked child does not look: the table may be locked for ever.
@@ -99,18 +76,17 @@ impl std::fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// Makes a cache of `options.budget_bytes`. Reserves the whole budget, writes 1/64 of it (the
-    /// frame table), and starts two threads: `pinfold-reclaim` evicts in the background, and
-    /// `pinfold-ring` drives `io_uring`, if there is one; with a swap also two `pinfold-swap`,
-    /// which write own memory to it. Others start when they are first needed: up to 16
-    /// `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for deadlines.
+    /// Makes a cache of `options.budget_bytes`. Reserves the budget, writes 1/64 of it (the frame
+    /// table), and starts two threads: `pinfold-reclaim` evicts, and `pinfold-ring` drives
+    /// `io_uring`; with a swap also two `pinfold-swap`. Others start when they are first needed: up
+    /// to 16 `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for
+    /// deadlines.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or if
-    /// [`Options::folio_max_bytes`] is no size of a folio;
-    /// [`ErrorKind::System`] if the system refuses the memory, the thread that evicts
-    /// (`RLIMIT_NPROC`, or the limit of the control group), or to call the cache in a forked child,
-    /// or if there is to be a swap ([`Options::swap_bytes`]) and it cannot be made.
+    /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or
+    /// [`Options::folio_max_bytes`] no size of a folio; [`ErrorKind::System`] if the system refuses
+    /// the memory, the thread that evicts (`RLIMIT_NPROC`, or the limit of the control group), the
+    /// fork handler or the swap ([`Options::swap_bytes`]).
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !Options::BUDGET_BYTES.contains(&asked_bytes) {
@@ -124,10 +100,8 @@ impl Cache {
                 Cause::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
             );
         };
-        let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
-            frames::ArenaError::Reserve { cause, .. } => Cause::reserve(asked_bytes, cause.into()),
-            other => unreachable!("the budget was checked: {other}"),
-        })?;
+        let frames =
+            Frames::open(asked_bytes).map_err(|cause| Cause::reserve(asked_bytes, cause.into()))?;
         let base = frames.base();
         let arena_bytes = frames.frames() as usize * PAGE_BYTES;
         // SAFETY: the arena stays mapped as long as `frames`, which `Core` drops after the nodes
@@ -148,58 +122,51 @@ impl Cache {
     }
 
     /// Opens the file or block device at `path` for reading. A file that is opened twice (same
-    /// device and inode) is cached once. Reads use direct I/O where the file system supports it,
-    /// the kernel's page cache otherwise; [`sources`](Self::sources) says which.
+    /// device and inode) is cached once. Reads use direct I/O where the file system supports it
+    /// ([`FileOptions::direct`]).
     ///
     /// # What others have written
     ///
-    /// What another program had written to the file when it was opened is what reads return: the
-    /// cache compares the file's length, and the times of its last changes, with those that it had
-    /// before the cached pages were read. If they differ, these pages are dropped, and all handles
-    /// of the file see the new length. Whoever has a guard or a pin keeps the old bytes. Between
-    /// two opens nothing is compared; [`File::refresh`] does it for a file that is open.
+    /// Reads return what the file had when it was opened: the cache compares its length, and the
+    /// times of its last changes, with those before the cached pages were read. If they differ,
+    /// these pages are dropped, and all handles of the file see the new length. Whoever has a guard
+    /// or a pin keeps the old bytes. Between two opens nothing is compared, but by
+    /// [`File::refresh`].
     ///
-    /// This is what network file systems call close-to-open consistency, and it has their gaps:
-    /// - A program that stores to a shared mapping of the file changes the times when it first
-    ///   stores to a page, and not again before the kernel has written that page to the disk.
+    /// Network file systems call this close-to-open consistency. Its gaps:
+    /// - A store to a shared mapping of the file changes the times only if it is the first to its
+    ///   page since the kernel has last written that page to the disk.
     /// - A write that is under way during the `open` and goes on for more than 20 ms may have
-    ///   changed the times first, and the bytes only after they were read. So may any write with
-    ///   `O_DIRECT`.
-    /// - The times of a file on another machine are of that machine's clock, and may be cached by
-    ///   this one's kernel.
+    ///   changed the times before the bytes. So may any write with `O_DIRECT`.
+    /// - The times of a file on another machine are of that machine's clock, and may be cached
+    ///   here.
     ///
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had
-    /// the same time. Since Linux 6.13 this is not so for files on ext4 and XFS that are read
-    /// directly, unless it is an ext4 with times of whole seconds (inodes of 128 bytes), or a
-    /// sandbox refuses statmount(2).
-    ///
-    /// What a [refresh](File::refresh) has kept of a file that has grown is dropped by the next
-    /// `open`, too: the refresh compares a part of it only.
+    /// the same time. What a [refresh](File::refresh) has kept of a file that has grown is dropped,
+    /// too: the refresh compares a part of it only.
     ///
     /// # What can be opened
     ///
-    /// The length is the one that the file system reports; that of a block device is the device's.
-    /// Refused are files whose reported length is not that of their content, such as nearly all of
-    /// `/proc` and `/sys`; and directories, pipes (at once), sockets and character devices, which
-    /// [`Error::io_kind`] tells apart. An empty file may be opened.
+    /// The length is the one that the file system or the device reports. Refused are files whose
+    /// content is longer than that, such as nearly all of `/proc` and `/sys`; and directories,
+    /// pipes, sockets and character devices, which [`Error::io_kind`] tells apart. An empty file
+    /// may be opened.
     ///
     /// # Cost
     ///
-    /// An open file has one descriptor, however many handles it has. It has a second one once it
-    /// is found longer than before, if it is read directly: its end is read through the kernel's
-    /// page cache then, which is where another program writes it. A file that was closed has none,
-    /// and keeps what is cached of it; one that was mapped keeps the descriptor of its mapped
-    /// memory, and is forgotten once 32 others of this kind were closed. A call takes four system
-    /// calls if the file is open already, and seven or eight otherwise (`cargo run --release -p
-    /// pinfold --example open` measures them). It blocks for what the system blocks for: looking
-    /// up the path on the disk. So a task of an asynchronous runtime may call it where it might
-    /// call `std::fs::File::open`.
+    /// An open file has one descriptor, however many handles it has; a second one once it is found
+    /// longer than before, if it is read directly: its end is read through the kernel's page cache
+    /// then. A closed file has none, and keeps what is cached; one that was mapped keeps one, and
+    /// is forgotten once 32 others of this kind were closed. A call takes four system calls if the
+    /// file is open already, and seven or eight otherwise (`cargo run --release -p pinfold
+    /// --example open` measures them). It may block for what `std::fs::File::open` blocks for:
+    /// looking up the path on the disk.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Read`] if its length cannot
-    /// be read; [`ErrorKind::TooMany`]; [`ErrorKind::Unsupported`] if the length is above 2^63 -
-    /// 4096; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Open`]; [`ErrorKind::Read`] if the length cannot be read;
+    /// [`ErrorKind::TooMany`]; [`ErrorKind::Unsupported`] if it is above 2^63 - 4096;
+    /// [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -218,7 +185,7 @@ impl Cache {
         let file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
             File::opened(self.core.clone(), mapping, path)
         } else {
-            let opened = found.open(path, options.preference(), &self.core.engine);
+            let opened = found.open(path, options.direct, &self.core.engine);
             let backing = Backing::of_file(opened.map_err(Arc::new)?, self.core.engine.clone());
             let len_bytes = match &contents {
                 Some(contents) => check_len(contents.len_bytes, path)?,
@@ -238,18 +205,16 @@ impl Cache {
     }
 
     /// Reads a source of the program's own through the cache. `name` takes the place of a path in
-    /// messages. Each call makes a new file, whose pages are dropped with its last handle.
-    ///
-    /// If the source has an [identity](Source::identity), all attaches with the same key are one
-    /// file. A file that is open keeps the source it has; one that is only cached takes the new
-    /// source. If the new source has another version, the pages of the old version are dropped,
-    /// unless the file is open: then the call fails. So no handle ever sees bytes of two versions.
+    /// messages. Each call makes a new file, whose pages are dropped with its last handle, unless
+    /// the source has an [identity](Source::identity): all attaches with the same key are one file.
+    /// A file that is open keeps the source it has; one that is only cached takes the new one. If
+    /// that has another version, the old pages are dropped; if the file is open, the call fails. So
+    /// no handle ever sees bytes of two versions.
     ///
     /// # Errors
-    /// [`ErrorKind::Changed`] if the object is open in another version;
-    /// [`ErrorKind::Unsupported`] if [`Source::identity`] panics, if the cache cannot serve the
-    /// source's alignment, or if the length is above 2^63 - 4096; [`ErrorKind::Read`] if the source
-    /// cannot report its length; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Changed`] if the object is open in another version; [`ErrorKind::Unsupported`]
+    /// if [`Source::identity`] panics, the alignment is above 4096, or the length is above 2^63 -
+    /// 4096; [`ErrorKind::Read`] if the source cannot report its length; [`ErrorKind::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());
@@ -299,8 +264,8 @@ impl Cache {
     /// one per thread: registering takes a mutex.
     ///
     /// # Errors
-    /// [`ErrorKind::TooMany`] if all 4096 records are in use
-    /// (a reader has one, and up to four after large batches of borrows); [`ErrorKind::Forked`].
+    /// [`ErrorKind::TooMany`] if all 4096 records are in use (a reader has one, and up to four
+    /// after large batches of borrows); [`ErrorKind::Forked`].
     pub fn reader(&self) -> Result<Reader> {
         self.core.check_owner()?;
         self.core.readers.register().map(Reader::new)
@@ -316,9 +281,8 @@ impl Cache {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
-    /// All pins, the oldest first. A forgotten pin leaks the whole budget: where a program is done
-    /// with a cache, nothing should be pinned any more ([`Stats::pinned_bytes`]). `None` unless the
-    /// cache was made with [`Options::track_pins`], and in a forked child.
+    /// All pins, the oldest first; `None` unless the cache was made with [`Options::track_pins`],
+    /// and in a forked child. A forgotten pin leaks the whole budget ([`Stats::pinned_bytes`]).
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
         self.core.check_owner().ok()?;
         self.core.holders.all()
@@ -333,9 +297,7 @@ impl Cache {
     }
 
     /// Of each file that is open or has cached pages: its name, and the calls of its source with
-    /// their latencies, in no order. Empty in a forked child.
-    ///
-    /// Cost: more than a KiB and an allocation or two for each file.
+    /// their latencies, in no order. Empty in a forked child. Cost: more than a KiB for each file.
     pub fn sources(&self) -> Vec<(String, SourceStats)> {
         if !self.core.owner.is_here() {
             return Vec::new();
@@ -345,9 +307,8 @@ impl Cache {
         self.core.mappings.all().iter().map(of).collect()
     }
 
-    /// What the cache has done and what it holds, in all; [`sources`](Self::sources) has what
-    /// concerns single files. Sums the counters of all threads and looks at each file: too slow to
-    /// call per request. All zeros in a forked child.
+    /// What the cache has done and what it holds, in all. Sums the counters of all threads and
+    /// looks at each file: too slow to call per request. All zeros in a forked child.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         if !core.owner.is_here() {
@@ -422,7 +383,6 @@ impl Cache {
     }
 }
 
-/// The error for a source that the cache cannot work with.
 fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
     |cause| Cause::BadSource { path: path.to_owned(), cause: Arc::new(cause) }.into()
 }

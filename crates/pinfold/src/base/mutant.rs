@@ -74,12 +74,6 @@ mutants! {
     OpenTrustsGrown,
     /// A refresh by a path that leads to another file keeps what was cached if this one has grown.
     ReplacedKeepsGrown,
-    /// The times of every mount of an ext file system count as fine.
-    AllExtFine,
-    /// Times of whole seconds count as fine.
-    WholeSecondsFine,
-    /// Contents that were settled by fine times stay so when reads are direct no more.
-    FineTimesStay,
 
     // ---- of sources that hang ----
     /// The first folio of a thread or a future is brought whatever its file has on its way.

@@ -1,16 +1,15 @@
-//! A file that other programs change: what is cached of it, and its length, follow. What identifies
-//! contents is in `source/contents.rs`.
+//! A file that other programs change: what is cached of it, and its length, follow.
 //!
 //! Each page in the index was read after a moment at which the file had the contents that its
-//! mapping's `ReadUnder` has. In [`renew`], under the mapping's `resizing` mutex:
+//! mapping's `ReadUnder` has (`source/contents.rs`). In [`renew`], under the mapping's `resizing`
+//! mutex:
 //!
-//! 1. ask for the file's contents;
-//! 2. if they are those, end;
-//! 3. set the length, which drops the folios with a page beyond the shorter of the two; drop all
+//! 1. ask for the file's contents; if they are the same, end;
+//! 2. set the length, which drops the folios with a page beyond the shorter of the two; drop all
 //!    others, too, unless the file has only grown;
-//! 4. note the contents of step 1 as the new `ReadUnder`.
+//! 3. note the contents of step 1 as the new `ReadUnder`.
 //!
-//! Folios that are inserted after step 1 are read after it. So whoever sees what step 4 has noted
+//! Folios that are inserted after step 1 are read after it. So whoever sees what step 3 has noted
 //! finds no page that was read before step 1.
 
 use std::path::Path;
@@ -29,8 +28,8 @@ use crate::pages::mapping::{ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
 use crate::source::{AlignedBuffer, Contents, Extent, FileId, look};
 
-/// What another program has done to a file since it was opened, refreshed or invalidated as a
-/// whole: what [`File::refresh`](crate::File::refresh) found.
+/// What another program has done to a file since it was last opened or refreshed, or invalidated as
+/// a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Changed {
@@ -42,9 +41,8 @@ pub enum Changed {
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
     /// cached is left.
     Rewritten,
-    /// Its path names another file now, or none: it was replaced, renamed or deleted, or a link or
-    /// a directory on the path was. This handle still reads the file that it was opened for, and
-    /// nothing is left that was read before the last change of that file.
+    /// Its path names another file now, or none. This handle still reads the file that it was
+    /// opened for, and nothing is left that was read before the last change of that file.
     /// [`Cache::open`](crate::Cache::open) opens the new one. Where the process may not look at the
     /// path any more, this is not found out.
     Replaced,
@@ -55,23 +53,19 @@ pub enum Changed {
 pub(crate) enum Since {
     /// An open: nothing may be left of what was read before the last change.
     Opened,
-    /// A refresh by a path that leads to the file: if the file has grown, what was cached stays.
+    /// A refresh: if the file has grown, what was cached stays.
     Refreshed,
-    /// An invalidation of all pages.
     Invalidated,
 }
 
-/// Lets go of what the file does not have any more, whose contents were these when it was opened
-/// just now.
+/// Lets go of what was read under other `contents` than those of the open just now.
 pub(crate) fn on_open(handle: &Handle, contents: Option<&Contents>) -> Result<()> {
-    let under = handle.mapping.read_under();
-    if under.zip(contents).is_some_and(|(under, contents)| under.is_settled_as(contents)) {
+    if handle.mapping.has_pages_of(contents) {
         return Ok(());
     }
     renew(handle, Since::Opened).map(drop)
 }
 
-/// What a path names now.
 #[derive(Clone, Copy)]
 enum There {
     File(FileId, Option<Contents>),
@@ -88,7 +82,6 @@ fn look_at(path: &Path) -> There {
     }
 }
 
-/// [`File::refresh`](crate::File::refresh), of a handle that was opened by `path`.
 pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
@@ -115,7 +108,7 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
     Ok(changed)
 }
 
-/// Asks the source for its length, and applies a change; returns the bytes dropped.
+/// Asks the source for its length, applies a change, and returns the bytes dropped.
 pub(crate) fn length(handle: &Handle) -> Result<u64> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
@@ -132,7 +125,7 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Steps 1 to 4. Returns what has happened, and the bytes dropped.
+/// Steps 1 to 3. Returns what has happened, and the bytes dropped.
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
@@ -146,7 +139,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         Some(contents) => check_len(contents.len_bytes, &mapping.path)?,
         None => ask_len(&mapping.backing, &mapping.path)?,
     };
-    let now = contents.map(|contents| ReadUnder::now(contents, &mapping.backing));
+    let now = contents.map(ReadUnder::now);
     let old_bytes = [*resizing, mapping.len_bytes()];
     // Whether nothing has changed, and whether all that is cached is of these contents.
     let (is_same, is_valid) = match (mapping.read_under(), &contents) {
@@ -183,9 +176,8 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     Ok((changed, dropped))
 }
 
-/// Whether a file that has `len_bytes` bytes now was only appended to, as far as a look tells. It
-/// had `told` bytes when somebody was last told of a change, and `known` ones when [`length`]
-/// asked.
+/// Whether a file of `len_bytes` bytes was only appended to, as far as a look tells: it had `told`
+/// bytes when somebody was last told of a change, and `known` ones when [`length`] asked.
 fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
     let ends = if told == known { 1 } else { 2 };
     let ends = &[told, known][..ends];
@@ -194,7 +186,7 @@ fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
         && ends.iter().all(|&end| begins_the_same(handle, end))
 }
 
-/// Pages at each end of what is cached that a file which has grown is compared at.
+/// Pages that are compared at each end of what is cached.
 const COMPARED_PAGES: u64 = 16;
 
 /// Whether the file still begins with its first `len_bytes` bytes, as far as a look tells.

@@ -1,11 +1,8 @@
-//! The arena: one reservation of memory, made at open and kept until the cache is dropped.
-//!
-//! It is private and anonymous; the system finds memory for a page when it is first touched. It
-//! starts at a multiple of 2 MiB, so that a folio of the largest order is exactly one huge page,
-//! and huge pages are asked for. Nothing is ever unmapped, remapped or protected before the drop:
-//! any address inside it can be read as long as the arena lives, even after its folio was freed.
-//! Runs of 2 MiB can be given back to the system: a late reader then reads the system's page of
-//! zeros.
+//! The arena: one reservation of memory, made at open and kept until the cache is dropped. It is
+//! private and anonymous, and starts at a multiple of 2 MiB, so that a folio of the largest order
+//! is one huge page. Nothing is unmapped, remapped or protected before the drop: any address inside
+//! it can be read, even after its folio was freed. Runs of 2 MiB can be given back to the system: a
+//! late reader then reads zeros.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -22,36 +19,11 @@ use super::units::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
 };
 
-/// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
+/// One huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
 
-/// Why an arena could not be made.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ArenaError {
-    #[error(
-        "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
-    )]
-    BudgetTooSmall { budget_bytes: u64, least_bytes: u64 },
-    /// More frames than frame numbers.
-    #[error(
-        "a budget of {budget_bytes} bytes is too large: the largest that works is {most_bytes} bytes"
-    )]
-    BudgetTooLarge { budget_bytes: u64, most_bytes: u64 },
-    /// The system gave no address space: a limit (`ulimit -v`), or strict overcommit.
-    #[error("cannot reserve {bytes} bytes of address space for the budget: {cause}")]
-    Reserve {
-        bytes: usize,
-        #[source]
-        cause: Errno,
-    },
-}
-
-/// The reservation.
-///
-/// # Invariants
-///
 /// `base .. base + frames * PAGE_BYTES` is mapped, readable and writable, and this struct's alone
-/// to unmap; `base` is a multiple of [`ALIGN_BYTES`].
+/// to unmap.
 #[derive(Debug)]
 pub(super) struct Arena {
     base: NonNull<u8>,
@@ -60,21 +32,18 @@ pub(super) struct Arena {
     touched: TouchedHugePages,
 }
 
-/// Which huge pages of the arena have been used, a bit each.
-///
-/// Threads that touch a huge page for the first time at the same moment are each charged a whole
-/// one until one of them wins: 32 threads can exceed the budget by 64 MiB for a moment, and with it
-/// the limit of a control group. So the first thread that allocates frames in it touches it, and
-/// the others wait. Threads that touch different huge pages do not, as a rule.
+/// Which huge pages of the arena have been used, a bit each. Threads that touch one for the first
+/// time at the same moment are each charged a whole one until one of them wins: 32 threads can
+/// exceed the budget by 64 MiB for a moment. So the first thread that allocates frames in it
+/// touches it, and the others wait.
 #[derive(Debug)]
 struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,
-    /// Each is for every [`TOUCHING`]th huge page.
+    /// Each is for every [`TOUCHING`]th huge page; no protocol depends on them.
     touching: [Mutex<()>; TOUCHING],
 }
 
-/// Huge pages next to each other that can be touched at the same time. Not a model checker's locks:
-/// no protocol depends on them.
+/// Huge pages next to each other that can be touched at the same time.
 const TOUCHING: usize = 32;
 
 impl TouchedHugePages {
@@ -98,34 +67,27 @@ impl TouchedHugePages {
     }
 }
 
-// SAFETY: the arena is an address and a length that never change; it hands out raw pointers only,
-// and unmaps only when dropped, which takes the one owner.
+// SAFETY: an address and a length that never change; only raw pointers are handed out.
 unsafe impl Send for Arena {}
 // SAFETY: as above; no method changes anything.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves `budget_bytes`, rounded down to whole frames.
-    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, ArenaError> {
-        if budget_bytes < BUDGET_MIN_BYTES {
-            return Err(ArenaError::BudgetTooSmall { budget_bytes, least_bytes: BUDGET_MIN_BYTES });
-        }
-        if budget_bytes > BUDGET_MAX_BYTES {
-            return Err(ArenaError::BudgetTooLarge { budget_bytes, most_bytes: BUDGET_MAX_BYTES });
-        }
+    /// Rounded down to whole frames. Panics unless there can be so many.
+    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, Errno> {
+        assert!((BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&budget_bytes), "{budget_bytes}");
         let frames = (budget_bytes >> PAGE_SHIFT) as u32;
         let bytes = frames as usize * PAGE_BYTES;
         let base = map_aligned(bytes, rustix::param::page_size())?;
-        // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
-        // what it holds. Refused where the kernel has no huge pages; small ones work too.
+        // SAFETY: of the fresh mapping, the advice changes how it is backed, not what it holds.
         let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
         let touched = TouchedHugePages::new(frames);
         Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
     }
 
-    /// Faults in the huge page that `frame` lies in, if it has not been used yet. For the thread
-    /// that has just allocated the frame, before it shares it. Cost: one load; for the first in
-    /// each 2 MiB, the page fault of the first use.
+    /// Faults in the huge page of `frame`, if it has not been used yet. For the thread that has
+    /// just allocated the frame. Cost: one load; for the first in each 2 MiB, the page fault of the
+    /// first use.
     #[inline]
     pub(super) fn first_touch(&self, frame: FrameNumber) {
         let (word, bit) = self.touched.word_and_bit(frame);
@@ -140,8 +102,7 @@ impl Arena {
         let (word, bit) = self.touched.word_and_bit(frame);
         let _touching = self.touched.touching(frame).lock();
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge
-            // page is in use before the page is touched.
+            // SAFETY: the frame is inside the arena, and the caller's alone.
             let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
             // Relaxed: the value means nothing.
             byte.store(0, Ordering::Relaxed);
@@ -151,9 +112,6 @@ impl Arena {
 
     /// Gives the memory of a folio back to the system, until it is touched again. Of a part of a
     /// huge page, the system may keep it until memory is short.
-    ///
-    /// # Errors
-    /// The system keeps it.
     ///
     /// # Safety
     /// All frames of the folio are the caller's alone, and their bytes are of no use.
@@ -180,9 +138,6 @@ impl Arena {
         self.huge_pages_advised
     }
 
-    /// # Panics
-    ///
-    /// If there is no such frame.
     #[inline]
     pub(super) fn address(&self, frame: FrameNumber) -> *mut u8 {
         match self.try_address(frame) {
@@ -197,8 +152,7 @@ impl Arena {
             return None;
         }
         let offset = (frame.0 as usize) << PAGE_SHIFT;
-        // SAFETY: the frame is one of the arena's (checked above), so the sum stays inside of the
-        // one mapping that `base` points to, which is below 2^42 bytes.
+        // SAFETY: the frame is one of the arena's, so the sum stays inside of the one mapping.
         Some(unsafe { self.base.as_ptr().add(offset) })
     }
 
@@ -209,26 +163,23 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the range is the one mapped by `reserve`, not unmapped before; every use of an
-        // address in it borrows from the owner of this arena, which is being dropped.
+        // SAFETY: mapped by `reserve`; every use of an address in it borrows from the arena's
+        // owner.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
         debug_assert!(unmapped.is_ok(), "the arena's own range is valid to unmap: {unmapped:?}");
     }
 }
 
-/// Maps at least `bytes` bytes (a multiple of a frame) that start at a multiple of [`ALIGN_BYTES`].
-///
-/// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims
-/// both ends. What stays is `bytes`, rounded up to the system's page.
-fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, ArenaError> {
+/// Maps at least `bytes` bytes (a multiple of a frame) from a multiple of [`ALIGN_BYTES`] on, by
+/// asking for that much more and trimming both ends.
+fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, Errno> {
     debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
     let asked = bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the system's choice replaces nothing.
-    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }
-        .map_err(|cause| ArenaError::Reserve { bytes: asked, cause })?
-        .cast::<u8>();
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }?;
+    let start = start.cast::<u8>();
 
     let kept = kept(start.addr(), bytes, page_bytes);
     let (before, after) = (0..kept.start - start.addr(), kept.end - start.addr()..asked);
@@ -236,9 +187,8 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, ArenaErro
     let base = unsafe { start.add(before.end) };
     for trim in [before, after] {
         if !trim.is_empty() {
-            // SAFETY: the range lies in the mapping made above, outside of what is kept, and no
-            // address in it is in use yet. It cannot fail for a valid range; if the system is out
-            // of mappings to split, all that is lost is address space.
+            // SAFETY: the range lies in the mapping made above, outside of what is kept. If the
+            // system is out of mappings to split, all that is lost is address space.
             let trimmed = unsafe { munmap(start.wrapping_add(trim.start).cast(), trim.len()) };
             debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
         }
@@ -246,8 +196,7 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, ArenaErro
     Ok(NonNull::new(base).expect("a mapping never starts at address 0"))
 }
 
-/// Which addresses of a mapping at `start` are kept for `bytes` bytes. Both ends are the system's
-/// pages': it unmaps nothing that begins elsewhere.
+/// Which addresses of a mapping at `start` are kept. The system unmaps only whole pages of its own.
 fn kept(start: usize, bytes: usize, page_bytes: usize) -> Range<usize> {
     let base = start.next_multiple_of(ALIGN_BYTES);
     base..base + bytes.next_multiple_of(page_bytes)
@@ -389,32 +338,5 @@ mod tests {
     fn an_address_outside_panics() {
         let arena = Arena::reserve(BUDGET_MIN_BYTES).unwrap();
         let _ = arena.address(FrameNumber(64));
-    }
-
-    #[test]
-    fn a_budget_too_small_is_told_the_smallest_that_works() {
-        let error = Arena::reserve(BUDGET_MIN_BYTES - 1).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "a budget of 262143 bytes is too small: the smallest that works is 262144 bytes"
-        );
-        assert!(Arena::reserve(BUDGET_MIN_BYTES).is_ok());
-    }
-
-    #[test]
-    fn a_budget_too_large_is_told_the_largest_that_works() {
-        let error = Arena::reserve(u64::MAX).unwrap_err();
-        assert!(error.to_string().ends_with("the largest that works is 4398046511104 bytes"));
-    }
-
-    #[test]
-    fn a_refused_reservation_says_how_much_and_why() {
-        // More than a user's half of the address space on any machine this runs on.
-        let error = map_aligned(1 << 62, 4096).unwrap_err();
-        assert!(
-            error.to_string().starts_with("cannot reserve 4611686018429485056 bytes"),
-            "{error}"
-        );
-        assert!(std::error::Error::source(&error).is_some());
     }
 }

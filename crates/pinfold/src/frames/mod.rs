@@ -1,8 +1,6 @@
 //! Frames: the memory of the cache, and its allocation.
 //!
-//! Not here: which page of which file a frame holds (`index/`), where its bytes come from
-//! (`source/`), which folio to evict (`pages/reclaim/`). It stands on `base/`. A file uses only
-//! those in the rows below it.
+//! It stands on `base/`; a file uses only those below it.
 //!
 //! ```text
 //! window      what a handle keeps of the arena
@@ -53,7 +51,6 @@ mod stress;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-pub(crate) use arena::ArenaError;
 #[cfg(loom)]
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
@@ -72,6 +69,8 @@ pub(crate) use window::Window;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
+
 use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use arena::Arena;
 use buddy::{Ground, Lists};
@@ -80,62 +79,49 @@ use table::Table;
 
 /// The arena, its table and its allocator: one budget's worth of memory.
 ///
-/// # Invariants
-///
-/// - The table covers exactly the frames of the arena, itself included, and lives in its first
-///   frames, which are never handed out: data and metadata together cannot exceed the budget.
-/// - Nothing is unmapped and no entry changes its type before the drop, so an address or an entry
-///   found by *any* frame number below `frames()` may be read at any time. `Frame::read_begin` and
-///   `Frame::read_retry` say whether it is still what the reader looked for.
+/// The table covers exactly the frames of the arena, itself included, and lives in its first
+/// frames, which are never handed out. Nothing is unmapped and no entry changes its type before the
+/// drop, so an address or an entry found by *any* frame number below `frames()` may be read at any
+/// time. `Frame::read_begin` and `Frame::read_retry` say whether it is still what the reader looked
+/// for.
 #[derive(Debug)]
 pub(crate) struct Frames {
     table: Table,
     runs: RunKinds,
     lists: Mutex<Lists>,
-    /// Copies of numbers of `lists`, stored under the mutex and read without it.
+    /// Copies of numbers of `lists`, to be read without the mutex.
     free: AtomicU32,
     free_hollow: AtomicU32,
     #[cfg(loom)]
     bytes: std::sync::Arc<bytes::ArenaWords>,
-    /// The last field, so that it is dropped after those that point into it.
+    /// The last field: dropped after those that point into it.
     arena: Arena,
 }
 
-/// What is free, and in which sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameStats {
-    /// Frames in the arena.
     pub(crate) total_frames: u32,
-    /// Frames that the table takes.
     pub(crate) table_frames: u32,
-    /// Frames that can be allocated.
     pub(crate) free_frames: u32,
-    /// Free frames of hollow runs.
     pub(crate) free_hollow: u32,
-    /// Frames in the run that is being emptied: neither free nor in use.
+    /// In the run that is being emptied: neither free nor in use.
     pub(crate) held_frames: u32,
-    /// Free blocks of each order.
     pub(crate) free_blocks: [u32; Order::COUNT],
 }
 
-/// Who can have an ordinary folio, in this order.
 const FOR_ALL: [Mobility; 2] = [Mobility::Movable, Mobility::Unmovable];
 
 impl Frames {
-    /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
-    /// the table's are free. Cost: touches the table, little more than 1/64 of the budget.
-    ///
-    /// # Errors
-    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the
-    /// system refuses the address space.
-    pub(crate) fn open(budget_bytes: u64) -> Result<Self, ArenaError> {
+    /// Reserves `budget_bytes`, rounded down to whole frames, of which all but the table's are
+    /// free. Cost: touches the table. Error: the system refuses the address space.
+    pub(crate) fn open(budget_bytes: u64) -> Result<Self, Errno> {
         let arena = Arena::reserve(budget_bytes)?;
         let frames = arena.frames();
         let table_frames = Table::frames_taken(frames);
         assert!(0 < table_frames && table_frames < frames);
-        // SAFETY: the reservation is fresh, so no other address in it exists; `frames_taken` frames
-        // hold that many entries; the arena moves into the same struct as the table and is dropped
-        // after it; the allocator never hands out the table's frames.
+        // SAFETY: the reservation is fresh; `frames_taken` frames hold that many entries; the arena
+        // moves into the same struct as the table and is dropped after it; the allocator never
+        // hands out the table's frames.
         let table = unsafe { Table::place(arena.base(), frames) };
         let runs = RunKinds::new(frames, table_frames);
         let lists = Lists::new(Ground { table: &table, runs: &runs }, table_frames);
@@ -151,68 +137,49 @@ impl Frames {
         })
     }
 
-    // ---- the arena and its table ----
-
-    /// Bytes of the frames that the table takes up, with its ghosts.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.runs.table_frames()) << PAGE_SHIFT
     }
 
-    /// Which pages were evicted lately. To be used under the policy's lock.
+    /// To be used under the policy's lock.
     pub(crate) fn ghosts(&self) -> pinfold_policy::Ghosts<'_> {
         self.table.ghosts()
     }
 
-    /// Frames in the arena, the table's own included.
     pub(crate) fn frames(&self) -> u32 {
         self.arena.frames()
     }
 
-    /// Whether the kernel agreed to back the arena with huge pages where it can.
     pub(crate) fn huge_pages_advised(&self) -> bool {
         self.arena.huge_pages_advised()
     }
 
-    /// Where the arena starts; aligned to 2 MiB.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.arena.base()
     }
 
-    /// The table's entry of `frame`. Cost: one compare.
-    ///
-    /// # Panics
-    /// If the arena has no such frame. For numbers that may be stale there is `try_frame`.
+    /// Cost: one compare. Panics if the arena has no such frame.
     #[inline]
     pub(crate) fn frame(&self, frame: FrameNumber) -> &Frame {
         self.table.frame(frame)
     }
 
-    /// The table's entry of `frame`, or nothing if the arena has no such frame.
     #[inline]
     pub(crate) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
         self.table.try_frame(frame)
     }
 
-    /// The frame whose entry `entry` is.
-    ///
-    /// # Panics
-    /// If it is not one of this table's.
+    /// Panics if it is not one of this table's.
     pub(crate) fn number(&self, entry: &Frame) -> FrameNumber {
         self.table.number(entry)
     }
 
-    /// Where the bytes of `frame` are. Cost: one compare.
-    ///
-    /// # Panics
-    /// If the arena has no such frame.
+    /// Where the bytes of `frame` are. Cost and panics: as of [`frame`](Self::frame).
     #[inline]
     pub(crate) fn address(&self, frame: FrameNumber) -> *mut u8 {
         self.arena.address(frame)
     }
 
-    // ---- allocating ----
-
-    /// Changes what is free, under the mutex.
     fn change<T>(&self, change: impl FnOnce(&mut Lists, Ground<'_>) -> T) -> T {
         let mut lists = self.lists.lock();
         let on = Ground { table: &self.table, runs: &self.runs };
@@ -221,8 +188,7 @@ impl Frames {
         let managed = self.frames() - self.runs.table_frames();
         let known = lists.free_frames + lists.free_hollow + lists.held_frames();
         assert!(known <= managed, "{known} frames are free of {managed} that there are");
-        // Relaxed, both: pair with nothing; stores are in the mutex's order, so the copies never go
-        // back to older numbers.
+        // Relaxed, both: pair with nothing; stores are in the mutex's order.
         self.free.store(lists.free_frames, Ordering::Relaxed);
         self.free_hollow.store(lists.free_hollow, Ordering::Relaxed);
         done
@@ -230,8 +196,7 @@ impl Frames {
 
     /// Takes a folio of exactly `order`, from a movable run if one has it. Its count is 1 and
     /// belongs to the caller; its version is odd, its mapping [`MAPPING_NONE`], and its bytes are
-    /// unspecified. Nothing if no free block is large enough. Cost: one mutex, and a split for each
-    /// order that is missing.
+    /// unspecified. Cost: one mutex, and a split for each order that is missing.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
         let head =
@@ -239,15 +204,14 @@ impl Frames {
         Some(self.hand_out(head, order))
     }
 
-    /// Takes the largest folio available, of `order` or smaller; otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.change(|lists, on| lists.take_at_most(on, order, &FOR_ALL))?;
         Some((self.hand_out(head, order), order))
     }
 
-    /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
-    /// An unmovable one is for a pin: it is none of [`Self::for_nodes`].
+    /// Takes a folio from a run of that kind and no other. An unmovable one is for a pin: it is
+    /// none of [`Self::for_nodes`].
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
         let head = self.change(|lists, on| match kind {
@@ -257,7 +221,7 @@ impl Frames {
         Some(self.hand_out(head, order))
     }
 
-    /// Takes the lowest free one of these frames of an unmovable run; otherwise as `alloc`.
+    /// Takes the lowest free one of these frames of an unmovable run.
     #[must_use = "the frame would be lost to the budget"]
     pub(crate) fn alloc_lowest(&self, frames: Range<u32>) -> Option<FrameNumber> {
         let head = self.change(|lists, on| lists.take_lowest(on, frames))?;
@@ -265,12 +229,12 @@ impl Frames {
     }
 
     /// Takes a folio as `alloc_at_most` does, and gives its memory back to the system: the caller
-    /// has other memory in its place until it frees the folio. Cost: two mutexes and a madvise(2).
+    /// has other memory in its place. Cost: two mutexes and a madvise(2).
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.change(|lists, on| lists.take_at_most(on, wish, &FOR_ALL))?;
-        // SAFETY: the folio is on no list, so it is this thread's; a reader that has found an
-        // earlier one there loads by racing loads, and notices by the version.
+        // SAFETY: the folio is on no list, so it is this thread's; late readers notice by the
+        // version.
         if unsafe { self.arena.give_back(head, order) }.is_err() {
             self.free(head, order);
             return None;
@@ -279,26 +243,20 @@ impl Frames {
         Some((head, order))
     }
 
-    /// All frames of the arena go to their first holders through here.
     fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
         self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         head
     }
 
-    // ---- freeing ----
-
-    /// Gives back the 2^order frames from `head` on. They need not be the result of one `alloc`:
-    /// they may be part of a folio that was split, or several folios that form one block.
+    /// Gives back the 2^order frames from `head` on: a folio, a part of one that was split, or
+    /// several that form one block. Only the caller can reach it: it froze the count, or its `put`
+    /// was the last; the folio is out of every index and off every queue; its version is odd. The
+    /// count stays frozen until `alloc` sets it.
     ///
-    /// Only the caller can reach the folio: it froze the count, or its `put` was the last; the
-    /// folio is out of every index and off every queue; its version is odd. The count stays frozen
-    /// from here until `alloc` sets it.
-    ///
-    /// # Panics
-    /// If the head is not frozen, its version is even, or it is still linked; if the frames are
-    /// the table's, unaligned, beyond the arena, or free already (a block that lies inside a
-    /// larger free block is noticed in debug builds).
+    /// Panics if the head is not frozen, its version is even, or it is still linked; if the frames
+    /// are the table's, unaligned, beyond the arena, or free already (inside a larger free block:
+    /// in debug builds).
     pub(crate) fn free(&self, head: FrameNumber, order: Order) {
         assert!(head.is_aligned(order), "{head:?} is freed with {order:?}, but is not aligned");
         let end = u64::from(head.0) + u64::from(order.frames());
@@ -308,9 +266,9 @@ impl Frames {
         self.change(|lists, on| lists.give(on, head, order));
     }
 
-    /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one
-    /// or more folios; gives back the frames behind them. `None`: a reader that was late has taken
-    /// a reference for a moment, and frees all of it when it notices.
+    /// Cuts the folio at `head`, which only the caller has, down to `pages` pages, as one or more
+    /// folios. `None`: a late reader has a reference for a moment, and frees all of it when it
+    /// notices.
     #[must_use = "the folios would be lost to the budget"]
     pub(crate) fn cut(&self, head: FrameNumber, pages: u32) -> Option<Vec<FrameNumber>> {
         let end = head.after(self.frame(head).order().frames());
@@ -335,16 +293,12 @@ impl Frames {
         Some(kept)
     }
 
-    // ---- looking ----
-
-    /// Free frames of the arena, without the mutex: exact at some moment during the call. Cost: one
-    /// load.
+    /// Exact at some moment during the call. Cost: one load.
     pub(crate) fn free_frames(&self) -> u32 {
-        // Relaxed: a number to decide by, which publishes nothing; see `change`.
+        // Relaxed: a number to decide by; see `change`.
         self.free.load(Ordering::Relaxed)
     }
 
-    /// What is free, in which sizes. Cost: the mutex.
     pub(crate) fn stats(&self) -> FrameStats {
         let lists = self.lists.lock();
         FrameStats {
@@ -359,32 +313,26 @@ impl Frames {
         }
     }
 
-    /// Whether there is a free block for a folio of `order` at this moment. Cost: the mutex.
     pub(crate) fn has_free(&self, order: Order) -> bool {
         let lists = self.lists.lock();
         FOR_ALL.iter().any(|&kind| lists.has(kind, order))
     }
 
     /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
-    /// entries are walked.
-    ///
-    /// # Panics
-    /// If no run begins at `run`.
+    /// entries are walked. Panics if no run begins there.
     pub(crate) fn free_in(&self, run: FrameNumber) -> RunMap {
         assert!(run.is_aligned(Order::MAX) && run.0 < self.frames(), "{run:?} starts no run");
         let _lists = self.lists.lock();
         buddy::free_in(&self.table, run)
     }
 
-    // ---- runs ----
-
-    /// Makes one more run unmovable: the movable one with the largest free block, if that is at
-    /// least of `order`. Its folios stay until their frames are needed.
+    /// Makes the movable run with the largest free block unmovable, if that is at least of `order`.
+    /// Its folios stay until their frames are needed.
     pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
         self.change(|lists, on| lists.claim_any(on, order))
     }
 
-    /// Makes the run that `frame` lies in unmovable, if it is movable; as [`Self::claim_run`].
+    /// Makes the run that `frame` lies in unmovable, if it is movable.
     pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
         self.change(|lists, on| {
             if on.runs.kind(frame) == Mobility::Movable {
@@ -393,30 +341,27 @@ impl Frames {
         });
     }
 
-    /// The frames behind the table that pins leave to index nodes.
     pub(crate) fn for_nodes(&self) -> Range<u32> {
         self.runs.for_nodes()
     }
 
-    /// The other frames of the unmovable runs, a run each: first those of the runs that are never
-    /// whole, then from the lowest on.
+    /// The other frames of the unmovable runs, a run each, those of runs that are never whole
+    /// first.
     pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         self.runs.unmovable()
     }
 
-    /// Whether `frame` lies in a hollow run; as [`Self::is_movable`].
     pub(crate) fn is_hollow(&self, frame: FrameNumber) -> bool {
         self.runs.is_hollow(frame)
     }
 
-    /// Whether `frame` lies in a movable or a hollow run, where nothing may be pinned that is
-    /// smaller than the run. `mobility` says when the result is valid without the mutex.
+    /// Whether `frame` lies in a movable or a hollow run, where nothing smaller than the run may be
+    /// pinned. `mobility` says when that is valid without the mutex.
     #[inline]
     pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
         self.runs.is_movable(frame)
     }
 
-    /// Marks `frame` as one that no pin may stay in.
     #[cfg(all(test, loom))]
     pub(crate) fn set_splinter(&self, frame: FrameNumber) {
         self.runs.set_splinter(frame);
@@ -427,17 +372,13 @@ impl Frames {
         self.runs.whole()
     }
 
-    /// One of them, counted round and round; `None` if there are none.
     pub(crate) fn whole_run(&self, nth: u32) -> Option<FrameNumber> {
         self.runs.nth_whole(nth)
     }
 
-    /// Takes all free frames of a run off the free lists, so that the run can be emptied. Frames
-    /// that are freed in it later are held, too, until the [`HeldRun`] is turned into a folio or
-    /// dropped. Nothing if a run is held already: there is one at a time.
-    ///
-    /// # Panics
-    /// If `run` is not one of `whole_runs`.
+    /// Takes all free frames of one of `whole_runs` off the free lists, so that the run can be
+    /// emptied. Frames that are freed in it later are held, too, until the [`HeldRun`] is turned
+    /// into a folio or dropped. `None` if a run is held already.
     #[must_use = "dropping it gives the frames back at once"]
     pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
         let whole = self.runs.is_whole(run);
@@ -447,11 +388,9 @@ impl Frames {
     }
 }
 
-/// An aligned 2 MiB run that is being emptied: its free frames belong to the holder of this.
-///
-/// Held frames are frozen with an odd version, like free ones, but on no free list. To empty the
-/// run, move each folio that is still in it and `free` the old frames, which then become held.
-/// Dropping this frees the held frames, merged into the largest blocks.
+/// A run that is being emptied: its free frames belong to the holder of this, frozen with odd
+/// versions, but on no free list. To empty the run, move each folio that is still in it and `free`
+/// the old frames, which then become held. Dropping this frees the held frames.
 #[derive(Debug)]
 pub(crate) struct HeldRun<'a> {
     frames: &'a Frames,
@@ -459,22 +398,16 @@ pub(crate) struct HeldRun<'a> {
 }
 
 impl<'a> HeldRun<'a> {
-    /// Which frames are held, that is, empty.
     pub(crate) fn held(&self) -> RunMap {
         self.frames.lists.lock().held_map(self.run)
     }
 
-    /// Turns the run, if all of it is held, into one folio of [`Order::MAX`], as `alloc` would
-    /// have handed it out.
-    ///
-    /// # Errors
-    /// The run itself, when some of it is still in use.
+    /// The run as one folio of [`Order::MAX`], as from `alloc`; or itself, if it is still in use.
     pub(crate) fn into_folio(self) -> Result<FrameNumber, HeldRun<'a>> {
         let (frames, head) = (self.frames, self.run);
         if !frames.change(|lists, on| lists.claim_held(on, head)) {
             return Err(self);
         }
-        // The hold has ended and the frames are the caller's: there is nothing to give back.
         std::mem::forget(self);
         Ok(frames.hand_out(head, Order::MAX))
     }

@@ -1,5 +1,5 @@
 //! A file in the cache (a mapping): its index with the lock, its length, its source; and the table
-//! of all of them.
+//! of all.
 //!
 //! # Locks
 //!
@@ -7,10 +7,9 @@
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
 //! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising
 //! order of their numbers. Under a `change` mutex nothing is read, and no frame or node is
-//! allocated, as eviction takes it; but the heap may be used (a larger directory, once for a file
-//! that grows; the error of a fill). A thread that freezes a folio holds the mutex from before the
-//! freeze until the folio is thawed or out of the index, so under the mutex no folio of the mapping
-//! is ever frozen.
+//! allocated, as eviction takes it; but the heap may be used. A thread that freezes a folio holds
+//! the mutex until the folio is thawed or out of the index, so under it no folio of the mapping is
+//! ever frozen.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -30,10 +29,9 @@ use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, sha
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-/// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
+/// A file's last page is read whole, and must end at 2^63 - 1 at most.
 pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
 
-/// The current length of the source; as [`check_len`].
 pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
         Ok(len_bytes) => check_len(len_bytes, path),
@@ -41,7 +39,6 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     }
 }
 
-/// The length, unless it is above [`LEN_MAX_BYTES`].
 pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
     let most_bytes = LEN_MAX_BYTES;
     if len_bytes > most_bytes {
@@ -50,35 +47,30 @@ pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
     Ok(len_bytes)
 }
 
-/// One file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) index: Index,
-    /// The number by which its folios name it.
+    /// By which its folios name it.
     pub(crate) id: u32,
-    /// The number by which ghosts name it: the same when it is opened again.
+    /// By which ghosts name it: the same when it is opened again.
     pub(crate) ghosts_of: u64,
     len_bytes: AtomicU64,
-    /// Held while the source is asked for its length and the answer is applied. It has the length
-    /// as of the last open, refresh, or invalidation of all pages.
+    /// Held while the source is asked for its length and the answer is applied. The length as of
+    /// the last open, refresh, or invalidation of all pages.
     pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     pub(crate) mapped: MappedOfFile,
-    /// What of it is being read.
     pub(crate) on_its_way: OnItsWay,
-    /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
     handles: AtomicU64,
     /// Two opens with equal identities are one file. Sources of the program's own may have none.
     identity: Option<FileIdentity>,
-    /// Of a file of the system: what its cached pages were read under. Changes under `resizing`.
-    /// Taken after all other locks.
+    /// Of a file of the system. Changes under `resizing`. Taken after all other locks.
     read_under: Mutex<Option<ReadUnder>>,
-    /// It cannot be opened any more, because its key names another version now. Changes under the
-    /// table's mutex, which orders it: hence not from `crate::base::sync`.
+    /// Its key names another version now. Ordered by the table's mutex.
     outdated: std::sync::atomic::AtomicBool,
 }
 
@@ -88,21 +80,16 @@ pub(crate) struct Mapping {
 pub(crate) struct ReadUnder {
     contents: Contents,
     settled: bool,
-    /// It is settled only as long as all reads are direct (`source/contents.rs`).
-    by_fine_times: bool,
-    /// It was appended to, as far as is known. Who goes on reading it trusts in that.
+    /// It was appended to, as far as is known.
     grown: bool,
 }
 
 impl ReadUnder {
-    /// The file has had these contents just now. `backing` is of the file.
-    pub(crate) fn now(contents: Contents, backing: &Backing) -> Self {
-        let by_age = contents.are_settled(false);
-        let settled = by_age || contents.are_settled(backing.has_fine_times());
-        ReadUnder { contents, settled, by_fine_times: !by_age, grown: false }
+    /// The file has had these contents just now.
+    pub(crate) fn now(contents: Contents) -> Self {
+        ReadUnder { contents, settled: contents.are_settled(), grown: false }
     }
 
-    /// The contents of `self`, after an append.
     pub(crate) fn as_grown(self) -> Self {
         ReadUnder { grown: true, ..self }
     }
@@ -111,7 +98,7 @@ impl ReadUnder {
         self.contents == *contents
     }
 
-    /// [`is_settled_as`](Self::is_settled_as) for a reader that follows the file.
+    /// For a reader that follows the file.
     pub(crate) fn is_followed_as(&self, contents: &Contents) -> bool {
         (self.settled || self.grown) && self.is(contents)
     }
@@ -124,17 +111,15 @@ impl ReadUnder {
     }
 }
 
-/// The state that the `change` mutex guards.
 #[derive(Debug)]
 struct Change {
     owner: IndexOwner,
-    /// Folios in the index.
     folios: u64,
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     mapped: MappedStates,
 }
 
-/// A mapping's `change` mutex, held: the right to change its index.
+/// The right to change a mapping's index.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     mapping: &'a Mapping,
@@ -142,18 +127,17 @@ pub(crate) struct Changing<'a> {
 }
 
 impl Mapping {
-    /// The length as of the last open or the last time the source was asked.
+    /// As of the last open or the last time the source was asked.
     #[inline]
     pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the release in `set_len_bytes`; a reader that sees a folio filled
-        // under a new length sees that length.
+        // Acquire: pairs with the release in `set_len_bytes`; who sees a folio filled under a new
+        // length sees that length.
         mutant::pause();
         let bytes = self.len_bytes.load(Ordering::Acquire);
         mutant::pause();
         bytes
     }
 
-    /// As for [`Stats::files_bytes`](crate::Stats::files_bytes).
     pub(crate) fn heap_bytes(&self) -> u64 {
         const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(FileKey, u32)>();
         let names = match &self.identity {
@@ -167,30 +151,21 @@ impl Mapping {
         (own + Backing::heap_bytes(self.is_of_system())) as u64
     }
 
-    /// Whether its cached pages are those of a file with these contents. Of a block device nobody
-    /// knows.
-    fn has_pages_of(&self, contents: Option<&Contents>) -> bool {
+    /// Whether its cached pages are those of a file with these contents, as far as is known.
+    pub(crate) fn has_pages_of(&self, contents: Option<&Contents>) -> bool {
         let under = self.read_under();
         contents.zip(under).is_some_and(|(contents, under)| under.is_settled_as(contents))
     }
 
-    /// What its cached pages were read under, if it is a file of the system.
     pub(crate) fn read_under(&self) -> Option<ReadUnder> {
-        let indirect = self.backing.is_read_indirectly() && !mutant::on(Mutant::FineTimesStay);
-        let mut under = self.read_under.lock();
-        if let Some(under) = under.as_mut().filter(|under| under.by_fine_times && indirect) {
-            under.settled = false;
-        }
-        *under
+        *self.read_under.lock()
     }
 
-    /// Notes that nothing is cached that was read before the file had these contents. The caller
-    /// holds `resizing`.
+    /// Nothing is cached that was read before the file had these contents. `resizing` is held.
     pub(crate) fn set_read_under(&self, contents: ReadUnder) {
         *self.read_under.lock() = Some(contents);
     }
 
-    /// Whether it has no handle at this moment.
     #[cfg(feature = "map")]
     pub(crate) fn is_closed(&self) -> bool {
         self.handles.load(Ordering::Relaxed) == 0 // a hint, without the table's mutex
@@ -232,18 +207,16 @@ impl Changing<'_> {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
     }
 
-    /// What maps need under the mutex.
     #[cfg(feature = "map")]
     pub(crate) fn mapped(&mut self) -> &mut MappedStates {
         &mut self.guard.mapped
     }
 
-    /// Folios in the index.
     pub(crate) fn folios(&self) -> u64 {
         self.guard.folios
     }
 
-    /// The head of the folio that has `page`: exact, under the mutex.
+    /// Exact, under the mutex.
     pub(crate) fn head(&self, page: u64) -> Option<FrameNumber> {
         self.mapping.index.lookup(page)
     }
@@ -254,20 +227,18 @@ pub(crate) struct Mappings {
     table: Mutex<MappingTable>,
 }
 
-/// A number is reused once its mapping is removed, which requires that no folio names it: each
-/// folio forgets it, under an odd version, under the mutex under which it leaves the index. So
-/// whatever entry an old hint leads to, the number in a valid entry is that of the mapping in the
-/// table.
+/// A number is reused once no folio names it: each forgets it, under an odd version, under the
+/// mutex under which it leaves the index. So the number in a valid entry is that of the mapping in
+/// the table.
 #[derive(Debug)]
 struct MappingTable {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
     by_key: HashMap<FileKey, u32>,
-    /// All numbers are below it.
     ids_end: u32,
 }
 
-/// What is kept for all files outside of the budget.
+/// For all files, outside of the budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FilesKept {
     pub(crate) files: u64,
@@ -275,14 +246,12 @@ pub(crate) struct FilesKept {
     pub(crate) directories_bytes: u64,
 }
 
-/// What is left to do when a handle was dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Closed {
-    /// It was the last one, and the file can never be opened again: it has no identity, or is
-    /// outdated.
+    /// The file can never be opened again: it has no identity, or is outdated.
     pub(crate) for_good: bool,
-    /// The source, if it was the last one.
+    /// If it was the last handle.
     pub(crate) source: LetGo,
 }
 
@@ -297,7 +266,6 @@ impl Mappings {
         Mappings { table: Mutex::new(table) }
     }
 
-    /// The mapping with the number `id`, if there is one.
     pub(crate) fn get(&self, id: u32) -> Option<Arc<Mapping>> {
         self.table.lock().by_id.get(id as usize)?.clone()
     }
@@ -319,8 +287,8 @@ impl Mappings {
 
     /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
     /// A mapping without handles takes the new source. Also returns a mapping that this call made
-    /// outdated (the same object in another version), with a handle that the caller drops.
-    /// Error: another version of it is open, or all numbers are in use.
+    /// outdated, with a handle that the caller drops. Error: another version of it is open, or all
+    /// numbers are in use.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -361,7 +329,7 @@ impl Mappings {
         }
         let Some(id) = table.take_id() else { return Err(table.too_many(path)) };
         let read_under = identity.as_ref().and_then(|identity| identity.contents);
-        let read_under = read_under.map(|contents| ReadUnder::now(contents, &backing));
+        let read_under = read_under.map(ReadUnder::now);
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             ghosts_of: identity.as_ref().map_or_else(|| index.id(), FileIdentity::number),
@@ -386,7 +354,7 @@ impl Mappings {
         Ok((mapping, outdated))
     }
 
-    /// The mapping of a file that has handles, with one more.
+    /// Of a file that has handles, with one more.
     pub(crate) fn open_again(&self, file: FileId) -> Option<Arc<Mapping>> {
         let table = self.table.lock();
         let id = *table.by_key.get(&FileKey::File(file))?;
@@ -405,8 +373,7 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Removes a handle. Without handles a mapping has no source: whoever opens the file brings
-    /// one. (Dirty folios will need the source until they are written.)
+    /// Without handles a mapping has no source. (Dirty folios will need it until they are written.)
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
         let _table = self.table.lock();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
@@ -416,12 +383,10 @@ impl Mappings {
         }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
-        // Its descriptor, which is about to go, knows whether all reads were direct.
-        mapping.read_under();
         Closed { for_good, source: mapping.backing.let_go() }
     }
 
-    /// Removes the mapping if it has neither handles nor folios.
+    /// If it has neither handles nor folios.
     pub(crate) fn retire(&self, mapping: &Mapping) {
         // A hint: usually there are handles.
         if mapping.handles.load(Ordering::Relaxed) > 0 {
@@ -459,7 +424,6 @@ impl MappingTable {
         Cause::TooManyFiles { path, most: self.ids_end }.into()
     }
 
-    /// A number for a new mapping.
     fn take_id(&mut self) -> Option<u32> {
         if self.is_full() {
             return None;
@@ -471,7 +435,7 @@ impl MappingTable {
     }
 }
 
-/// The error, if the mapping is of another version than `identity`, which has the same key.
+/// The mapping is of another version than `identity`, which has the same key.
 fn changed(mapping: &Mapping, identity: Option<&FileIdentity>, path: &Path) -> Option<Error> {
     let (known, new) = (mapping.identity.as_ref()?, identity?);
     let (FileKey::Object(key), Some(open), Some(attached)) =

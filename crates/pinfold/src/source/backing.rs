@@ -1,5 +1,5 @@
-//! The source of one file, as the rest of the cache sees it. Every call to a source goes through
-//! here: it is timed, its result is checked, and a panic becomes an error.
+//! The source of one file, as the rest of the cache sees it. Every call to a source is timed, its
+//! result is checked, and a panic becomes an error.
 
 use std::borrow::Cow;
 use std::io;
@@ -22,11 +22,9 @@ use super::shared::{SharedSource, shared_bytes};
 use super::{Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
 
-/// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";
 
-/// If at most so many requests and calls of a cache's sources are under way, the device is taken to
-/// have little to do.
+/// With at most so many requests and calls under way, the device is taken to have little to do.
 const FEW: u64 = 1;
 
 #[derive(Debug)]
@@ -36,19 +34,17 @@ pub(crate) struct Backing {
     meter: Arc<Meter>,
 }
 
-/// What another source of the same object brings with it when it takes over.
 #[derive(Clone, Debug)]
 struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
-    /// What the source reads, if it is a file of the system.
+    /// If it is a file of the system.
     file: Option<Arc<Descriptor>>,
-    /// The source's own: nothing waits for requests of the source before it.
+    /// Nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
 }
 
-/// What a source was, when it is of no more use to a cache. Dropping it may take long, and may
-/// close other files.
+/// What a source was. Dropping it may take long, and may close other files.
 #[derive(Debug, Default)]
 pub(crate) struct LetGo {
     source: Option<SharedSource>,
@@ -66,7 +62,7 @@ impl LetGo {
     }
 }
 
-/// A file was truncated: it ended before the length that it had when the cache last asked.
+/// A file ended before the length that it had when the cache last asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the file was cut short while in use: it had {recorded_bytes} bytes, but a read of \
@@ -76,18 +72,13 @@ impl LetGo {
 pub(crate) struct Truncated {
     pub(crate) offset: u64,
     pub(crate) asked_bytes: u64,
-    /// Where the source ended when it was read: there, or, if that is where the read began, perhaps
-    /// before.
+    /// Where the source ended when it was read: there, or, if the read began there, perhaps before.
     pub(crate) end: u64,
     pub(crate) recorded_bytes: u64,
 }
 
 impl Truncated {
-    /// Checks a read of `asked_bytes` at `offset` that returned `got_bytes`, from a source whose
-    /// recorded length is `recorded_bytes`.
-    ///
-    /// # Errors
-    /// If the source ended before both the end of the read and the recorded length.
+    /// Checks what a read returned: whether it ended before the recorded length.
     pub(crate) fn check(
         offset: u64,
         asked_bytes: u64,
@@ -102,19 +93,16 @@ impl Truncated {
     }
 }
 
-/// Reads many at once, in the calling thread; see [`Backing::own_ring`].
 pub(crate) struct OwnRing<'b> {
     ring: own_ring::Taken,
     backing: &'b Backing,
 }
 
 impl OwnRing<'_> {
-    /// As [`Backing::read`] for all of `first` and `others`, all of them under way at the same
-    /// time. `others` is called once, perhaps when the first read is under way: so it must wait for
-    /// nothing but locks.
-    ///
-    /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and up to three more where the
-    /// sources of the cache have little else to do.
+    /// As [`Backing::read`] for all of `first` and `others` at the same time. `others` is called
+    /// once, perhaps when the first read is under way: so it must wait for nothing but locks. Cost:
+    /// one system call for each [`own_ring::READS_MAX`] reads, and up to three more where there is
+    /// little else to do.
     pub(crate) fn read_all<'a>(
         self,
         first: Option<Reading<'a>>,
@@ -140,7 +128,6 @@ impl Backing {
         Self::with(source, None, engine)
     }
 
-    /// Of an opened file.
     pub(crate) fn of_file(opened: Opened, engine: Arc<Engine>) -> Self {
         Self::with(opened.source, Some(opened.file), engine)
     }
@@ -151,34 +138,26 @@ impl Backing {
         Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
-    /// Bytes that it has on the heap, beside itself. `of_system`: its source is a file's.
+    /// Beside itself. `of_system`: its source is a file's.
     pub(crate) fn heap_bytes(of_system: bool) -> usize {
         let file = if of_system { Disk::heap_bytes() } else { 0 };
         shared_bytes(size_of::<Meter>()) + shared_bytes(size_of::<pool::Lane>()) + file
     }
 
-    /// The source, as it is now. Only for whoever has a handle of the file.
+    /// Only for whoever has a handle of the file.
     pub(super) fn source(&self) -> SharedSource {
         self.current.read().source.clone().expect("a file with a handle has a source")
     }
 
-    /// The file of the system that it is, until it is let go of.
     fn file(&self) -> Option<Arc<Descriptor>> {
         self.current.read().file.clone()
     }
 
-    /// What the source says that it is.
-    ///
-    /// # Errors
-    /// It panicked.
     pub(crate) fn identity(&self) -> io::Result<Option<FileIdentity>> {
         Ok(guarded("identity", || Ok(self.source().identity()))?.map(Into::into))
     }
 
     /// Checks a source that the program implements, before its first use.
-    ///
-    /// # Errors
-    /// If the cache cannot keep its alignment.
     pub(crate) fn check(&self) -> io::Result<()> {
         let alignment = guarded("alignment", || Ok(self.source().alignment()))?;
         if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
@@ -193,20 +172,20 @@ impl Backing {
     }
 
     /// Takes over the source of `other`, which is of the same object, and its lane. Returns the old
-    /// source, for the caller to drop where that may take long.
+    /// one.
     pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
         let new = other.current.read().clone();
         std::mem::replace(&mut *self.current.write(), new).source
     }
 
-    /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
+    /// Until it adopts another source, nothing is read.
     pub(crate) fn let_go(&self) -> LetGo {
         let mut current = self.current.write();
         LetGo { source: current.source.take(), file: current.file.take() }
     }
 
-    /// Reads into `extents` and returns the number of bytes read. A short count means that the
-    /// source ended there; the rest is zeroed. [`Truncated::check`] checks the count.
+    /// A short count means that the source ended there; the rest is zeroed. [`Truncated::check`]
+    /// checks the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         let _call = self.engine.begin_call();
         let since = Instant::now();
@@ -216,27 +195,20 @@ impl Backing {
         result
     }
 
-    /// The calling thread's ring for a batch of reads, where it may have one for this source.
+    /// The calling thread's ring for a batch of reads, if it may have one for this source.
     pub(crate) fn own_ring(&self) -> Option<OwnRing<'_>> {
         let file = self.file().filter(|file| file.by_own_rings)?;
         Some(OwnRing { ring: own_ring::take(file)?, backing: self })
     }
 
-    /// Starts requests in order, each with the source's deadline if it has one. Requests beyond the
-    /// limit on those in flight stay in `batch`, untouched: the caller waits, reads them itself, or
-    /// drops them, which completes them with an error.
-    ///
-    /// Cost: one lock, and at most one system call, for the whole batch.
+    /// Starts requests in order, each with the source's deadline if it has one. What is not taken
+    /// stays in `batch`: the caller waits, reads it itself, or drops it, which completes it with an
+    /// error. Cost: one lock, and at most one system call.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
-        // What it has not taken is in the batch, whatever the reason.
         let _ = self.try_submit(batch);
     }
 
-    /// [`submit`](Self::submit); says why the rest was not taken, if that will not change by
-    /// itself.
-    ///
-    /// # Errors
-    /// The source panicked, or no thread can be started.
+    /// [`submit`](Self::submit); error: the source panicked, or no thread can be started.
     pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
         let source = self.source();
         // A source that panics here gets its requests without a deadline.
@@ -248,15 +220,13 @@ impl Backing {
                 request.end_by(deadline);
             }
         }
-        // If the source panics, requests it has not taken stay in the batch; dropping ends the
-        // others.
+        // If the source panics, what it has not taken stays in the batch; dropping ends the others.
         let lane = self.current.read().lane.clone();
         let started = guarded("start", || self.engine.start(&lane, &source, batch));
         batch.iter_mut().for_each(Request::forget_clock);
         started.map(drop)
     }
 
-    /// The most requests that are carried out at a time, as far as is known.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(crate) fn at_once(&self) -> usize {
         self.engine.at_once(&self.current.read().lane)
@@ -266,35 +236,15 @@ impl Backing {
         guarded("len_bytes", || self.source().len_bytes())
     }
 
-    /// What identifies the contents of the file now; nothing does of a block device, and of a
-    /// source that the program implements.
     pub(crate) fn contents(&self) -> io::Result<Option<Contents>> {
         self.file().map_or(Ok(None), |file| file.contents())
-    }
-
-    /// Whether it is a file of which [`Contents::are_settled`] at once.
-    pub(crate) fn has_fine_times(&self) -> bool {
-        self.file().is_some_and(|file| file.fine_times && file.is_all_direct())
-    }
-
-    /// Whether it is a file of which not all reads are direct by now. Once it is closed nobody
-    /// knows.
-    pub(crate) fn is_read_indirectly(&self) -> bool {
-        self.file().is_some_and(|file| !file.is_all_direct())
-    }
-
-    /// As if the file system had refused a direct read.
-    #[cfg(all(test, not(any(loom, shuttle))))]
-    pub(crate) fn refuse_direct(&self) {
-        self.file().expect("a file").refuse_direct();
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         guarded("advise", || self.source().advise(range, hint))
     }
 
-    /// Drops what the kernel's page cache has of the range, if the source is a file that is read
-    /// through it.
+    /// Drops what the kernel's page cache has of the range of a file that is read through it.
     pub(crate) fn forget(&self, range: Range<u64>) {
         if let Some(file) = self.file() {
             file.forget(range);
@@ -306,7 +256,6 @@ impl Backing {
         source.map_or(CLOSED.into(), |source| source.name())
     }
 
-    /// Whether it is a file of the system that is read through the kernel's page cache.
     pub(crate) fn is_buffered(&self) -> bool {
         self.kind().starts_with(BUFFERED)
     }

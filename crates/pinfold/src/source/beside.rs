@@ -1,22 +1,19 @@
 //! Reads through the kernel's page cache of a file that is otherwise read directly; and which
 //! errors of a transfer are no reason to give it up.
 //!
-//! # When direct I/O is refused
 //! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
-//! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache
-//! from there on; unless the file was opened for direct I/O alone.
+//! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache,
+//! unless the file was opened for direct I/O alone.
 //!
-//! # The end of a file that somebody writes
-//! A direct read makes the kernel write out what it reads and another program has just written. A
-//! log is read where it grows: each append would be written to the device by itself. So, of a file
-//! that has grown, all from shortly before its former end on is read through the kernel's page
-//! cache, until it was not changed for a minute. That takes a second descriptor, which is opened
-//! when the file is asked for its length, and never by a ring's thread: an open may wait.
+//! A direct read makes the kernel write out what another program has just written: each append to a
+//! log by itself. So, of a file that has grown, all from shortly before its former end on is read
+//! through the kernel's page cache, until it was not changed for a minute. That takes a second
+//! descriptor, which is opened when the file is asked for its length, and never by a ring's thread.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-// Not from `crate::base::sync`: no protocol of the cache depends on it.
+// Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, Mode, OFlags, Stat};
@@ -27,21 +24,18 @@ use super::request::Direction;
 
 /// How often a transfer is tried that a signal interrupts, or the kernel gives back undone.
 const TRIES_MAX: u8 = 64;
-/// For so long after a change, bytes may not have been written out. The kernel waits 30 s.
+/// So long after a change, bytes have been written out. The kernel waits 30 s.
 const WRITTEN_AFTER_S: i64 = 60;
-/// So many bytes before the former end may be read once more: the folio there, and what
-/// `refresh.rs` compares.
+/// So many bytes before the former end may be read once more (`refresh.rs`).
 const READ_AGAIN_BYTES: u64 = 128 << 10;
 const PAGE: u64 = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     given_back: u8,
-    /// The last one was direct.
     direct: bool,
 }
 
-/// What is known beside the descriptor of a file that is read directly.
 #[derive(Debug)]
 pub(super) struct Beside {
     /// The error by which a direct read was refused, or 0.
@@ -50,18 +44,17 @@ pub(super) struct Beside {
     len_bytes: AtomicU64,
     /// Reads that end beyond this are not direct.
     tail: AtomicU64,
-    /// The second descriptor, once it was tried to open it.
+    /// Once it was tried to open it.
     second: OnceLock<Option<OwnedFd>>,
 }
 
 const UNKNOWN: u64 = u64::MAX;
 
-/// The errors by which a file system says that it has no direct I/O, or none of this kind.
+/// A file system says so that it has no direct I/O, or none of this kind.
 pub(super) fn refuses_direct(errno: Errno) -> bool {
     [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS].contains(&errno)
 }
 
-/// Repeats a call that a signal interrupts.
 pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut result = call();
     for _ in 0..TRIES_MAX {
@@ -74,8 +67,7 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Re
 }
 
 impl Tries {
-    /// Whether the error says that the transfer was given back undone, and that it is to be tried
-    /// again.
+    /// Whether the transfer was given back undone, and is to be tried again.
     pub(super) fn again(&mut self, errno: Errno) -> bool {
         let given_back = [Errno::INTR, Errno::AGAIN, Errno::CANCELED].contains(&errno);
         if given_back {
@@ -106,7 +98,6 @@ impl Beside {
             .map(Errno::from_raw_os_error)
     }
 
-    /// The descriptor for the next try of a transfer that ends there.
     pub(super) fn descriptor(
         &self,
         first: &OwnedFd,
@@ -121,9 +112,8 @@ impl Beside {
         second.unwrap_or(first).as_raw_fd()
     }
 
-    /// A direct read was refused: from now on none is direct. False if that cannot be had.
+    /// From now on no read is direct. False if that cannot be had.
     pub(super) fn refuse(&self, first: &OwnedFd, errno: Errno) -> bool {
-        // Another thread's read may have been before this.
         let done = rustix::fs::fcntl_setfl(first, OFlags::empty()).is_ok();
         if done {
             // Advice only: the cache reads ahead by itself.
@@ -133,17 +123,15 @@ impl Beside {
         done
     }
 
-    /// The descriptor through which some reads have gone to the kernel's page cache, if any.
+    /// Through which some reads have gone to the kernel's page cache.
     pub(super) fn cached_by<'a>(&'a self, first: &'a OwnedFd) -> Option<&'a OwnedFd> {
         let refused = self.refused().map(|_| first);
         refused.or_else(|| self.second.get().and_then(Option::as_ref))
     }
 
-    /// The file was asked for its attributes.
     pub(super) fn note(&self, first: &OwnedFd, stat: &Stat) {
         let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        // Relaxed, here and below: of two that ask at the same time, one may set a tail that is too
-        // short, and then a read is direct.
+        // Relaxed, here and below: of two that ask at once, one may set a tail that is too short.
         let before = self.len_bytes.swap(len_bytes, Ordering::Relaxed);
         let age = clock_gettime(ClockId::RealtimeCoarse).tv_sec.checked_sub(stat.st_mtime);
         if age.is_none_or(|age| age.abs() >= WRITTEN_AFTER_S) {
@@ -154,19 +142,12 @@ impl Beside {
             self.tail.store(tail, Ordering::Relaxed); // see above
         }
     }
-
-    pub(super) fn is_unused(&self) -> bool {
-        let no_tail = self.tail.load(Ordering::Relaxed) == UNKNOWN; // as in `note`
-        no_tail && self.refused().is_none()
-    }
 }
 
-/// Opens the file of a descriptor once more, to be read through the kernel's page cache.
 fn open_again(first: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", first.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     let second = uninterrupted(|| rustix::fs::open(path.as_str(), flags, Mode::empty()))?;
-    // Advice only, as above.
     let _ = rustix::fs::fadvise(&second, 0, None, Advice::Random);
     Ok(second)
 }

@@ -1,6 +1,5 @@
 //! An open file or block device, and the system calls on it: `preadv` and `pwritev` on raw extents
-//! (by libc: rustix and std want slices, and a slice of a frame must not exist), the loop around
-//! short transfers, length, sync, advice.
+//! (by libc: a slice of a frame must not exist), length, sync, advice.
 
 use std::io;
 use std::ops::Range;
@@ -15,13 +14,13 @@ use super::extent::{self, Extent};
 use super::request::{Direction, Request};
 use crate::base::limits::check_file_end;
 
-/// Extents that one system call takes at most (`IOV_MAX`).
+/// `IOV_MAX`.
 const IOVECS_MAX: usize = 1024;
-/// Up to here the array for the call lives on the stack.
+/// Up to here the array lives on the stack.
 const IOVECS_FEW: usize = 8;
 const NO_IOVEC: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// An open file. Offsets, lengths and addresses must be multiples of `alignment`.
+/// Offsets, lengths and addresses must be multiples of `alignment`.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is known of a file by itself")]
 pub(super) struct Descriptor {
@@ -29,18 +28,14 @@ pub(super) struct Descriptor {
     pub(super) block_device: bool,
     pub(super) writable: bool,
     pub(super) alignment: usize,
-    /// The kernel begins a read of it without waiting for the device, or for anything else that may
-    /// last.
+    /// The kernel begins a read of it without waiting for anything that may last.
     pub(super) begins_at_once: bool,
-    /// As by [`has_fine_times`](super::contents::has_fine_times).
-    pub(super) fine_times: bool,
-    /// Many reads that a thread waits for go by a ring of the thread's own.
+    /// For many reads that a thread waits for.
     pub(super) by_own_rings: bool,
-    /// Of a file that is read directly, unless it was opened for direct I/O alone.
+    /// If it is read directly, unless it was opened for direct I/O alone.
     pub(super) beside: Option<Beside>,
 }
 
-/// How far a transfer has come: the rule for all who carry transfers out.
 #[derive(Debug, Default)]
 pub(super) struct TransferProgress {
     pub(super) done: usize,
@@ -48,7 +43,6 @@ pub(super) struct TransferProgress {
 }
 
 impl TransferProgress {
-    /// The descriptor of `file` for the next try of a transfer that ends at `end`.
     pub(super) fn descriptor(
         &mut self,
         file: &Descriptor,
@@ -61,8 +55,8 @@ impl TransferProgress {
         }
     }
 
-    /// What came of a transfer of `asked` bytes of which a try ended so; `None`: it is to be tried
-    /// again, for the rest.
+    /// What came of a transfer of `asked` bytes of which a try ended so; `None`: try the rest
+    /// again.
     pub(super) fn landed(
         &mut self,
         file: &Descriptor,
@@ -88,7 +82,6 @@ impl TransferProgress {
     }
 }
 
-/// The array of a `preadv` or a ring's `Readv`.
 #[derive(Debug)]
 pub(super) struct Iovecs {
     few: [libc::iovec; IOVECS_FEW],
@@ -101,8 +94,7 @@ impl Iovecs {
         Self { few: [NO_IOVEC; IOVECS_FEW], many: Vec::new(), used: 0 }
     }
 
-    /// Fills the array with what is left of `extents` after the first `done` bytes, up to the limit
-    /// of one call.
+    /// With what is left of `extents` after the first `done` bytes, up to the limit of one call.
     pub(super) fn fill(&mut self, extents: &[Extent<'_>], done: usize) {
         let slots = if extents.len() <= IOVECS_FEW {
             self.many.clear();
@@ -127,7 +119,7 @@ impl Iovecs {
 }
 
 impl Descriptor {
-    /// One of which nothing is known: to be read only, and its reads may wait as they begin.
+    /// To be read only; its reads may wait as they begin.
     pub(super) fn of(fd: OwnedFd, alignment: usize) -> Self {
         Descriptor {
             fd,
@@ -135,19 +127,16 @@ impl Descriptor {
             writable: false,
             alignment,
             begins_at_once: false,
-            fine_times: false,
             by_own_rings: false,
             beside: (alignment > 1).then(Beside::new),
         }
     }
 
-    /// `Source::read_extents_at`: all of it, or up to the end of the file, or an error.
     pub(super) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         self.check(offset, extents)?;
         self.transfer(Direction::Read, offset, extents)
     }
 
-    /// `Source::write_extents_at`: all of it or an error.
     pub(super) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         self.check_write(offset, extents)?;
         let done = self.transfer(Direction::Write, offset, extents)?;
@@ -166,7 +155,7 @@ impl Descriptor {
         }
     }
 
-    /// Returns the error that the request would meet later.
+    /// The error that the request would meet later.
     pub(super) fn check_request(&self, request: &Request) -> io::Result<()> {
         match request.direction() {
             Direction::Read => self.check(request.offset(), request.extents()),
@@ -205,23 +194,10 @@ impl Descriptor {
         io::Error::new(cause.kind(), text)
     }
 
-    /// As if it was.
-    #[cfg(all(test, not(any(loom, shuttle))))]
-    pub(super) fn refuse_direct(&self) {
-        let refused = self.beside.as_ref().is_some_and(|it| it.refuse(&self.fd, Errno::INVAL));
-        assert!(refused, "it was not direct, or has to be");
-    }
-
-    /// The error by which direct I/O was refused, since when there is none.
     pub(super) fn refused(&self) -> Option<Errno> {
         self.beside.as_ref()?.refused()
     }
 
-    pub(super) fn is_all_direct(&self) -> bool {
-        self.alignment > 1 && self.beside.as_ref().is_none_or(Beside::is_unused)
-    }
-
-    /// Drops what the kernel's page cache has of the range, if reads go through it.
     pub(super) fn forget(&self, range: Range<u64>) {
         let cached = (self.alignment == 1).then_some(&self.fd);
         if let Some(fd) = cached.or_else(|| self.beside.as_ref()?.cached_by(&self.fd)) {
@@ -230,13 +206,12 @@ impl Descriptor {
         }
     }
 
-    /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file: a direct
-    /// read stops inside a block only there, and a read from there on would be refused.
+    /// Whether a transfer met the end of the file: a direct read stops inside a block only there.
     fn ended(&self, done: usize, got: usize) -> bool {
         got == 0 || !done.is_multiple_of(self.alignment)
     }
 
-    /// Returns a clear error where the kernel would only say "invalid argument".
+    /// A clear error where the kernel would only say "invalid argument".
     pub(super) fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         let end = offset.checked_add(extent::total_bytes(extents) as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
@@ -280,7 +255,6 @@ impl Descriptor {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file was opened for reading only"))
     }
 
-    /// What identifies its contents now; nothing does of a block device.
     pub(super) fn contents(&self) -> io::Result<Option<Contents>> {
         if self.block_device {
             return Ok(None);
@@ -294,7 +268,6 @@ impl Descriptor {
         Ok(stat)
     }
 
-    /// The file's attributes were asked for, and are these.
     pub(super) fn note(&self, stat: &Stat) {
         if let Some(beside) = &self.beside
             && !self.block_device
@@ -303,8 +276,7 @@ impl Descriptor {
         }
     }
 
-    /// Whether no path leads to it any more, as far as this machine knows: a server that hangs is
-    /// not asked.
+    /// Whether no path leads to it any more; a server that hangs is not asked.
     pub(super) fn is_deleted(&self) -> bool {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         rustix::fs::statx(&self.fd, c"", flags, StatxFlags::NLINK)
@@ -313,7 +285,6 @@ impl Descriptor {
 
     pub(super) fn len_bytes(&self) -> io::Result<u64> {
         if self.block_device {
-            // Every other call here names its offset, so the position is free to be moved.
             return Ok(rustix::fs::seek(&self.fd, SeekFrom::End(0))?);
         }
         let stat = self.stat()?;
@@ -333,20 +304,18 @@ impl Descriptor {
         Ok(if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }?)
     }
 
-    /// Advises the kernel's page cache; of no use with direct I/O.
     pub(super) fn advise(&self, range: Range<u64>, advice: Advice) -> io::Result<()> {
         advise(&self.fd, range, advice)
     }
 }
 
-/// One call, by an open descriptor.
 fn call(fd: RawFd, direction: Direction, offset: u64, iovecs: &Iovecs) -> Result<usize, Errno> {
     let iovecs = iovecs.as_slice();
     let count = libc::c_int::try_from(iovecs.len()).expect("at most IOVECS_MAX");
     let at = libc::off_t::try_from(offset).expect("checked before");
     let got = match direction {
         // SAFETY: the caller has the fd open; each iovec is a part of an `Extent`, whose memory is
-        // valid for the call and may be written by any holder of the extent.
+        // valid for the call and may be written.
         Direction::Read => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) },
         // SAFETY: as above; the kernel only reads the memory.
         Direction::Write => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) },

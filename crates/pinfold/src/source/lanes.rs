@@ -1,14 +1,13 @@
 //! The requests of many files that share a number of slots: the workers', and the ring's.
 //!
-//! # No request waits for another file's
 //! A file may have one slot, and more as long as it has fewer than are free: one file alone has
 //! half of them, and one that hangs leaves others as much as it has. A request is taken in two
-//! cases only:
+//! cases only, so none waits for another file's:
 //!
 //! 1. its file may have one more slot: it gets that;
-//! 2. its file has a slot already, so it waits only for requests of its own file. Those that somebody
-//!    waits for go first, in any number: their memory bounds them. But one in eight is a read ahead,
-//!    if any waits: by now somebody may wait for its page. The request does not tell.
+//! 2. its file has a slot already. Requests that somebody waits for go first, in any number: their
+//!    memory bounds them. But one in eight is a read ahead, if any waits: by now somebody may wait
+//!    for its page.
 //!
 //! A slot that is given back goes to the next request of its file, or to one of another file.
 
@@ -20,13 +19,6 @@ use crate::base::mutant::{self, Mutant};
 /// Of so many requests of a file one is a read ahead, if any waits.
 const AHEAD_ONE_IN: u32 = 8;
 
-/// Who has the requests of one file.
-pub(super) trait HasLane {
-    /// The number that stands for the file as long as it has requests.
-    fn lane(&self) -> u64;
-}
-
-/// A request, with what it is of.
 pub(super) type Job<T> = (T, Request);
 
 #[derive(Debug)]
@@ -43,29 +35,26 @@ struct FileRequests<T> {
     slots: usize,
     demand: VecDeque<Job<T>>,
     ahead: VecDeque<Job<T>>,
-    /// How many went before the first of `ahead` since one of these went.
+    /// How many went before the first of `ahead`.
     passed: u32,
 }
 
-impl<T: HasLane> Lanes<T> {
+impl<T> Lanes<T> {
     pub(super) fn new(slots: usize) -> Self {
         Lanes { files: BTreeMap::new(), begun: VecDeque::new(), free: slots }
     }
 
-    /// Whether the file may have one more slot.
     pub(super) fn may_begin(&self, lane: u64) -> bool {
         self.files.get(&lane).map_or(0, |lane| lane.slots) < self.free
     }
 
-    /// How many requests the file has, with a slot or without; if it has none, none may wait.
+    /// How many requests the file has, with a slot or without; if none, none may wait.
     pub(super) fn load(&self, lane: u64) -> usize {
         self.files.get(&lane).map_or(0, |lane| lane.slots + lane.demand.len() + lane.ahead.len())
     }
 
-    /// Takes a request. `begins`: its file gets one more slot, of those that [`Self::may_begin`]
-    /// allows; otherwise it has one.
-    pub(super) fn take(&mut self, job: Job<T>, begins: bool) {
-        let number = job.0.lane();
+    /// `begins`: its file gets one more slot, as [`Self::may_begin`] allows; otherwise it has one.
+    pub(super) fn take(&mut self, number: u64, job: Job<T>, begins: bool) {
         let lane = self.files.entry(number).or_insert_with(|| FileRequests {
             slots: 0,
             demand: VecDeque::new(),
@@ -90,17 +79,15 @@ impl<T: HasLane> Lanes<T> {
         self.begun.pop_front()
     }
 
-    /// All that are to be carried out.
     pub(super) fn take_begun(&mut self) -> VecDeque<Job<T>> {
         std::mem::take(&mut self.begun)
     }
 
-    /// How many are to be carried out.
     pub(super) fn begun(&self) -> usize {
         self.begun.len()
     }
 
-    /// A request is over, and its file's slot free. A request that waits gets it.
+    /// A request is over. One that waits gets its file's slot.
     pub(super) fn end(&mut self, lane: u64) {
         self.free += 1;
         self.files.get_mut(&lane).expect("it had a slot").slots -= 1;
@@ -114,7 +101,6 @@ impl<T: HasLane> Lanes<T> {
         }
     }
 
-    /// Takes out those that wait and were asked to stop.
     pub(super) fn take_stopped(&mut self) -> Vec<Job<T>> {
         let mut stopped = Vec::new();
         for lane in self.files.values_mut() {
@@ -127,7 +113,6 @@ impl<T: HasLane> Lanes<T> {
         stopped
     }
 
-    /// Takes out all that are not carried out.
     pub(super) fn take_all(&mut self) -> Vec<Job<T>> {
         let mut all: Vec<_> = std::mem::take(&mut self.begun).into();
         for lane in self.files.values_mut() {

@@ -1,15 +1,15 @@
 //! Where a cache reads bytes from: files, block devices, memory, or a source of the program's own.
 //!
-//! [`Cache::open`](crate::Cache::open) makes the source of a file or block device by itself. For
-//! bytes that lie elsewhere, implement [`Source`] and pass it to
-//! [`Cache::attach`](crate::Cache::attach). Three methods must be there: `read_at`, `len_bytes` and
-//! `kind`. The others have defaults:
+//! [`Cache::open`](crate::Cache::open) makes the source of a file or block device. For bytes that
+//! lie elsewhere, implement [`Source`] and pass it to [`Cache::attach`](crate::Cache::attach).
+//! [`Memory`] comes with the cache. Three methods must be there: `read_at`, `len_bytes` and `kind`.
+//! The others have defaults:
 //!
 //! | implement | so that |
 //! |---|---|
 //! | [`Source::read_extents_at`] | bytes go straight to the cache's memory, without a copy |
 //! | [`Source::identity`] | attaches of one object share its pages, which outlive its handles |
-//! | [`Source::deadline`] | a request that takes too long is asked to stop: a read ahead, one for a future, one of a batch |
+//! | [`Source::deadline`] | a request that takes too long is asked to stop |
 //! | [`Source::carry_out`] | it can stop in the middle of a transfer |
 //! | [`Source::start`] | requests need no threads: for clients with a queue of their own |
 //! | [`Source::advise`] | the source learns how the program will use a range |
@@ -17,13 +17,8 @@
 //!
 //! The cache does not write yet: `write_at`, `write_extents_at`, `set_len` and `sync` are called by
 //! programs only.
-//!
-//! [`Memory`] is a source that comes with the cache.
 
-// Not here: which pages are read when, the readers that wait for them, the state of a page
-// (`fill`), or frames.
-//
-// It stands on `base/`. A file uses only those in the rows below it.
+// It stands on `base/`; a file uses only those below it.
 //
 // ```text
 // later        a read that a task waits for
@@ -44,7 +39,6 @@
 // mod          the trait `Source`
 // identity     when two sources are the same object
 // contents     whether a file's contents have changed
-// mounted      which type of file system an open file is mounted as
 // aligned      memory at a chosen alignment
 // request      one transfer: its bytes, its deadline, its completion
 // extent       a run of memory that other threads may read meanwhile
@@ -67,7 +61,6 @@ mod lanes;
 mod later;
 mod memory;
 mod meter;
-mod mounted;
 mod open;
 mod own_ring;
 mod pool;
@@ -99,7 +92,7 @@ pub use memory::Memory;
 pub use meter::{LaneStats, SourceStats};
 #[cfg(any(feature = "map", test))]
 pub(crate) use open::Opened;
-pub(crate) use open::{Access, OpenError, Preference, find, look};
+pub(crate) use open::{Access, OpenError, find, look};
 pub(crate) use own_ring::Reading;
 pub(crate) use request::Direction;
 pub use request::Request;
@@ -108,7 +101,7 @@ use request::overlong;
 pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 
-/// Bytes that the default vectored calls move at a time through a buffer of their own.
+/// Bytes that the default vectored calls move at a time.
 const BOUNCE_BYTES: usize = 256 * 1024;
 
 /// How a program will use a range.
@@ -138,9 +131,8 @@ pub enum Start {
     Unsupported,
 }
 
-/// Something that bytes are read from and written to: files and memory come with the cache, and a
-/// program may implement its own, for an object store, a block server, or a format that is unpacked
-/// on the fly.
+/// Something that bytes are read from and written to: an object store, a block server, or a format
+/// that is unpacked on the fly.
 ///
 /// ```
 /// use pinfold::source::Source;
@@ -177,13 +169,12 @@ pub enum Start {
 ///
 /// - **A read that a thread waits for** is a call of [`read_extents_at`](Self::read_extents_at) on
 ///   that thread. It asks for what the thread wants, in whole pages, from the first page that is
-///   not cached on; for a sequential reader it asks for a window, if that is more: 64 KiB at first,
-///   and twice as much each time, up to
+///   not cached on; for a sequential reader for a window, if that is more: 64 KiB at first, and
+///   twice as much each time, up to
 ///   [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes). It asks for less if a
-///   later page is cached already, or if little memory is free. There are as many of these calls at
-///   once as threads that wait for different pages.
-///   A thread that wants many pages at once ([`File::read_many`](crate::File::read_many)) makes one
-///   such call, and requests for the rest.
+///   later page is cached already, or if little memory is free. A thread that wants many pages at
+///   once ([`File::read_many`](crate::File::read_many)) makes one such call, and requests for the
+///   rest.
 /// - **A future** ([`File::get_async`](crate::File::get_async)) makes a request for what a thread
 ///   would have read. [`start`](Self::start) is asked first. What it does not take, the cache's
 ///   worker threads carry out ([`carry_out`](Self::carry_out)): at most 16 for each cache, and 8 at
@@ -192,19 +183,17 @@ pub enum Start {
 ///   its own thread, and a future tries again whenever a read ends. It fails with
 ///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two
 ///   seconds in which none ended, or after thirty if reads are under way.
-/// - **Reading ahead**, which includes prefetches, makes requests of at most a window; for
-///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0. What
+/// - **Reading ahead**, which includes prefetches, makes requests of at most a window. What
 ///   [`start`](Self::start) calls unsupported, the worker threads carry out, as long as the source
-///   has fewer than 128 requests there. What exceeds these limits is not read ahead, and each folio
-///   of it counts in [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
+///   has fewer than 128 requests there. What exceeds these limits is not read ahead
+///   ([`Stats::readahead_dropped`](crate::Stats::readahead_dropped)).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
-/// - **A failure of a read ahead is counted, and not reported**: each folio in
-///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in
-///   [`SourceStats::read_ahead`]. A thread that wants such a page reads it again, and gets the
-///   error of its own read.
-/// - **After a read that several threads or futures want has failed**, each of those that waited asks
-///   once more, for what it wants alone, and gets the error of that. Not if the read ended with
-///   [`io::ErrorKind::TimedOut`], or took thirty seconds: what hangs is waited for once.
+/// - **A failure of a read ahead is counted, and not reported**
+///   ([`Stats::fill_errors`](crate::Stats::fill_errors), [`SourceStats::read_ahead`]). A thread
+///   that wants such a page reads it again.
+/// - **After a read that several threads or futures want has failed**, each of those that waited
+///   asks once more, for what it wants alone, and gets the error of that. Not if the read ended
+///   with [`io::ErrorKind::TimedOut`], or took thirty seconds: what hangs is waited for once.
 /// - **After the last handle of the file is dropped**, requests that wait for a worker are still
 ///   carried out. They keep the source until then, and the cache's memory.
 ///
@@ -213,39 +202,32 @@ pub enum Start {
 /// - Calls come from many threads at once, and may block. During a call the cache holds no lock
 ///   that another read needs. No read waits for a read of another source: a source that hangs
 ///   blocks its own readers, at most half of the worker threads, and at most half of the ring's
-///   slots. If several hang and have all workers, a future that needs one waits, and fails with
+///   slots. If several hang and have all workers, a future that needs one fails with
 ///   [`io::ErrorKind::TimedOut`] when a thread would give up waiting for memory. Where the system
 ///   starts not even one worker, it fails at once.
-/// - The cache's own threads block the signals that a program can be sent, and so does a thread that
-///   a source starts there.
+/// - The cache's own threads block the signals that a program can be sent, and so does a thread
+///   that a source starts there.
 /// - Requests of one source begin in the order in which they were made, but those that somebody
-///   waits for first. One of eight is a read ahead nevertheless, if any waits: by now somebody may
-///   wait for it.
+///   waits for first. One of eight is a read ahead nevertheless: by now somebody may wait for it.
 /// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
 ///   cache reads the last page whole, so a read may reach beyond the end of the source.
 /// - A read is short **only** at the end of the source: by that the cache tells the end of a file
 ///   from a file that was truncated. A read that fails returns the error, even if bytes before the
-///   failure arrived. A count above the number of bytes asked for becomes an error of kind
-///   [`io::ErrorKind::InvalidData`].
+///   failure arrived. A count above the bytes asked for becomes [`io::ErrorKind::InvalidData`].
 /// - The cache drops a source when the last handle of its file is dropped, or when the requests
-///   that are then under way have ended. Pages that stay cached need none: the next attach brings a
-///   source with it.
-/// - A panic of a source becomes an error of the read or request that called it. The panic hook
-///   prints it first. A panic in the source's `Drop` is caught as well, where the cache drops it.
+///   that are then under way have ended.
+/// - A panic of a source becomes an error of the read or request that called it, after the panic
+///   hook. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///
 /// # What a source may call
 ///
 /// [`start`](Self::start) may call nothing that waits. The calls that may block may call anything,
 /// including the cache: a source may be layered over another file of the same cache, and may copy,
 /// borrow or pin that file's pages **on the thread that called the source**. The handles that it
-/// keeps for that do not keep the cache alive. Two things are not allowed, because they would never
-/// end:
-///
-/// - reading through the cache, even indirectly, from the file that it is the source of: the read
-///   would wait for itself;
-/// - keeping guards or pins of the cache's pages from one call to the next: the cache cannot evict
-///   those pages to make memory for what the source reads.
+/// keeps for that do not keep the cache alive. Two things would never end: reading through the
+/// cache, even indirectly, from the file that it is the source of; and keeping guards or pins of
+/// the cache's pages from one call to the next.
 ///
 /// Memory for the lower file's pages comes from the same budget. If pages of the layered file that
 /// are being read take up all of it, the read of the lower file fails with
@@ -259,8 +241,7 @@ pub trait Source: Send + Sync + Debug {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
     /// Reads one contiguous range of the source into several runs of memory, in order: the cache's
-    /// frames. The default reads through a temporary buffer with [`read_at`](Self::read_at), which
-    /// costs an allocation and a copy that an override can avoid:
+    /// frames. The default reads through a temporary buffer with [`read_at`](Self::read_at):
     ///
     /// ```
     /// use pinfold::source::{Extent, Source};
@@ -293,13 +274,6 @@ pub trait Source: Send + Sync + Debug {
     /// #   }
     ///     // and `len_bytes` and `kind`
     /// }
-    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
-    /// # let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n % 251) as u8).collect();
-    /// # let file = cache.attach("bytes", Arc::new(Bytes(bytes.clone().into())))?;
-    /// # let mut buf = vec![0; 70_001];
-    /// # assert_eq!(file.read_at(&mut buf, 0)?, bytes.len());
-    /// # assert_eq!(buf[..70_000], bytes);
-    /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
     /// # Errors
@@ -325,8 +299,8 @@ pub trait Source: Send + Sync + Debug {
         Ok(done)
     }
 
-    /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer. The default
-    /// returns an error: the source is read-only.
+    /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer. The
+    /// default: the source is read-only.
     ///
     /// # Errors
     /// If the write fails. Any part of the range may have been written.
@@ -335,8 +309,7 @@ pub trait Source: Send + Sync + Debug {
         Err(unsupported("written", &self.kind()))
     }
 
-    /// Writes several runs of memory, in order, to one contiguous range of the source. The default
-    /// copies through a temporary buffer to [`write_at`](Self::write_at).
+    /// Writes several runs of memory, in order, to one contiguous range of the source.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -371,12 +344,10 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Returns once everything written before the call is durable. With `data_only`, metadata that
-    /// is not needed to read the data back, such as times, may be left out. The default returns an
-    /// error.
+    /// is not needed to read the data back may be left out. The default returns an error.
     ///
     /// # Errors
-    /// If it fails. Writes since the last success may then be lost, and another call does not bring
-    /// them back.
+    /// If it fails. Writes since the last success may then be lost for good.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let _ = data_only;
         Err(unsupported("synced", &self.kind()))
@@ -391,8 +362,8 @@ pub trait Source: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Every offset, length and memory address given to this source is a multiple of this many
-    /// bytes: a power of two, at most a page (4096), constant for the life of the source.
+    /// Every offset, length and memory address given to this source is a multiple of this: a power
+    /// of two, at most 4096, constant for the life of the source.
     fn alignment(&self) -> usize {
         1
     }
@@ -401,14 +372,11 @@ pub trait Source: Send + Sync + Debug {
     fn kind(&self) -> Cow<'static, str>;
 
     /// The object that this source reads and its version, if they identify it among all sources
-    /// attached to the same cache. Two attaches of one object then share its pages, which stay
-    /// cached after the last handle is dropped. [`Cache::attach`](crate::Cache::attach) says what
-    /// happens when another version is attached. `None`, the default: each attach is a file of its
-    /// own.
-    ///
-    /// Constant for the life of the source. If the object may change meanwhile, the source must
-    /// make a read of another version fail (an HTTP client uses `If-Match`): the cache cannot
-    /// detect it, and would mix the bytes of two versions.
+    /// attached to the same cache. Attaches of one object then share its pages, which stay cached
+    /// after the last handle is dropped ([`Cache::attach`](crate::Cache::attach)). `None`, the
+    /// default: each attach is a file of its own. Constant for the life of the source: if the
+    /// object may change meanwhile, the source must make a read of another version fail (an HTTP
+    /// client uses `If-Match`), or the cache would mix the bytes of two versions.
     ///
     /// ```
     /// use pinfold::ErrorKind;
@@ -457,63 +425,18 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// The time limit of a request that a worker thread, the cache's ring or [`start`](Self::start)
-    /// carries out. When it has passed, the request is asked to stop (see [`Request::is_stopped`]).
+    /// carries out. When it has passed, the request is asked to stop ([`Request::is_stopped`]).
     /// Once its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`,
-    /// the default, is no limit.
-    ///
-    /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns: a thread waits as long as
-    /// the source does. A source that has a deadline must keep it in these calls, and return the
-    /// same kind of error:
-    ///
-    /// ```
-    /// use pinfold::source::Source;
-    /// # use std::{borrow::Cow, io, sync::Arc};
-    /// use std::sync::mpsc::{Sender, channel};
-    /// use std::time::Duration;
-    ///
-    /// const LIMIT: Duration = Duration::from_millis(50);
-    ///
-    /// /// Asks another thread: for how many bytes at which offset, and where the answer goes.
-    /// #[derive(Debug)]
-    /// struct Asking(Sender<(u64, usize, Sender<Vec<u8>>)>);
-    ///
-    /// impl Source for Asking {
-    ///     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-    ///         let (answer, answered) = channel();
-    ///         self.0.send((offset, buf.len(), answer)).map_err(io::Error::other)?;
-    ///         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    ///         let bytes = answered.recv_timeout(LIMIT).map_err(late)?;
-    ///         buf[..bytes.len()].copy_from_slice(&bytes);
-    ///         Ok(bytes.len())
-    ///     }
-    ///     fn deadline(&self) -> Option<Duration> {
-    ///         Some(LIMIT)
-    ///     }
-    /// #   fn len_bytes(&self) -> io::Result<u64> {
-    /// #       Ok(4096)
-    /// #   }
-    /// #   fn kind(&self) -> Cow<'static, str> {
-    /// #       "asking".into()
-    /// #   }
-    ///     // and `len_bytes` and `kind`
-    /// }
-    ///
-    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
-    /// let (asks, _nobody_answers) = channel();
-    /// let file = cache.attach("silent", Arc::new(Asking(asks)))?;
-    /// let error = file.read_at(&mut [0; 8], 0).unwrap_err();
-    /// assert_eq!(error.io_kind(), io::ErrorKind::TimedOut);
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
+    /// the default, is no limit. A source must keep it by itself in [`read_at`](Self::read_at) and
+    /// [`read_extents_at`](Self::read_extents_at), which cannot be ended from outside, and return
+    /// the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None
     }
 
     /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
     /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an
-    /// error when it is set. No byte of the request may be moved after that return. The default is
-    /// [`read_extents_at`](Self::read_extents_at) or [`write_extents_at`](Self::write_extents_at).
+    /// error when it is set. No byte of the request may be moved after that return.
     ///
     /// # Errors
     /// As those calls. A write returns the number of all its bytes.

@@ -1,21 +1,20 @@
 //! From a path to a source: what may be opened, and whether by direct I/O or not.
 //!
 //! # How direct I/O is detected
-//! The file is opened once; everything else happens on that descriptor, so it cannot become another
-//! file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept `O_DIRECT`
-//! there, but it has no effect. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) reports the
-//! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
-//! its block size, and for a file 512 and 4096 are tried; `O_DIRECT` is switched on and one block
-//! read as a probe, since some file systems accept the flag and refuse the read. (4) An overlay
-//! does not tell what is below it: if it takes a read that no device could make, it is as in (1).
+//! On one descriptor, so that it cannot become another file in between. (1) tmpfs and ramfs keep
+//! files in memory: newer kernels accept `O_DIRECT` there, but it has no effect. (2) `statx` with
+//! `STATX_DIOALIGN` (Linux 6.1) reports the alignment, or that there is no direct I/O. (3) Else a
+//! block device is asked for its block size, and for a file 512 and 4096 are tried: `O_DIRECT` is
+//! switched on and one block read, since some file systems accept the flag and refuse the read. (4)
+//! An overlay does not tell what is below it: if it takes a read that no device could make, it is
+//! as in (1).
 //!
 //! # How a wrong length is detected
 //! Some file systems make up a file's content when it is read, and report 0 bytes (procfs) or a
-//! page (sysfs) whatever it is. Such a file would look empty or cut short, so it is refused. (1) A
-//! file of 0 bytes on a file system that has only such files is refused without a read: reading
-//! some of them waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2) Any other file
-//! of 0 bytes must have no first byte. (3) One of sysfs must have a last byte. All other files are
-//! believed.
+//! page (sysfs). (1) A file of 0 bytes on a file system that has only such files is refused without
+//! a read: reading some of them waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2)
+//! Any other file of 0 bytes must have no first byte. (3) One of sysfs must have a last byte. All
+//! other files are believed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,16 +25,15 @@ use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, Statx, StatxFlag
 use rustix::io::Errno;
 
 use super::beside::{refuses_direct, uninterrupted};
-use super::contents::{Contents, has_fine_times};
+use super::contents::Contents;
 use super::descriptor::Descriptor;
 use super::disk::{Disk, Way};
 use super::engine::Engine;
 use super::identity::FileId;
-use super::{AlignedBuffer, Source, mounted};
+use super::{AlignedBuffer, Source};
 
-/// The largest alignment the cache can keep: it moves whole pages.
+/// The cache moves whole pages.
 pub(super) const ALIGNMENT_MAX: usize = 4096;
-/// Alignments tried for a file when the kernel does not report one.
 const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -47,9 +45,9 @@ const DEBUGFS_MAGIC: u64 = 0x6462_6720;
 const TRACEFS_MAGIC: u64 = 0x7472_6163;
 
 /// File systems whose reads begin without waiting, as the kernel's ring asks of them: ext2 to ext4,
-/// XFS, Btrfs and F2FS. Others say that they do, and wait for an answer all the same.
+/// XFS, Btrfs and F2FS. Others say that they do, and wait all the same.
 const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// File systems that are programs. Of their errors, the kernel's ring takes some for a reason to
+/// Of the errors of file systems that are programs, the kernel's ring takes some for a reason to
 /// try again, without end.
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
@@ -58,17 +56,6 @@ pub(crate) enum Access {
     #[default]
     Read,
     ReadWrite,
-}
-
-/// Whether a file is read by direct I/O or through the kernel's page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Preference {
-    /// By direct I/O where that can be had.
-    #[default]
-    Auto,
-    /// By direct I/O, or not at all.
-    Direct,
-    Buffered,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,14 +68,13 @@ pub(crate) enum OpenError {
     },
     #[error("cannot open {}: it is {what}, not a file or a block device", path.display())]
     NotAFile { path: PathBuf, what: &'static str },
-    /// Its content is made when it is read, and its reported length is not that of its content.
+    /// Its content is made when it is read.
     #[error(
         "cannot open {}: its file system makes its content when it is read, and does not know the \
          length (it reports {told_bytes} bytes); read it with std::fs::read instead",
         path.display()
     )]
     NoLength { path: PathBuf, told_bytes: u64 },
-    /// [`Preference::Direct`] was asked for, and direct I/O is not possible.
     #[error("cannot open {} for direct I/O: {why}", path.display())]
     NoDirect { path: PathBuf, why: String },
 }
@@ -102,7 +88,6 @@ impl OpenError {
         if let OpenError::System { cause, .. } = self { Some(cause) } else { None }
     }
 
-    /// The nearest kind of an [`io::Error`].
     pub(crate) fn io_kind(&self) -> io::ErrorKind {
         match self {
             OpenError::System { cause, .. } => cause.kind(),
@@ -116,8 +101,7 @@ impl OpenError {
 
 const DIRECTORY: &str = "a directory";
 
-/// A file or block device that was found at a path and opened. How it will be read is not known
-/// yet.
+/// Found at a path and opened. How it will be read is not known yet.
 #[derive(Debug)]
 pub(crate) struct FoundFile {
     fd: OwnedFd,
@@ -129,11 +113,10 @@ pub(crate) struct FoundFile {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) source: Arc<dyn Source>,
-    /// What the source reads.
     pub(super) file: Arc<Descriptor>,
 }
 
-/// Opens the file or block device at `path`, which must exist. Cost: three system calls.
+/// Cost: three system calls.
 pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> {
     let system = |errno| OpenError::system(path, errno);
     // Checked before opening: opening a pipe or a device may have effects.
@@ -147,9 +130,6 @@ pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> 
 }
 
 /// What the path names now: its identity, and that of its contents. Nothing is opened.
-///
-/// # Errors
-/// The system's.
 pub(crate) fn look(path: &Path) -> Result<(FileId, Option<Contents>), Errno> {
     let stat = rustix::fs::stat(path)?;
     let block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
@@ -173,16 +153,16 @@ impl FoundFile {
         identity(&self.stat, self.block_device)
     }
 
-    /// What identified its contents when it was found; nothing does of a block device.
+    /// When it was found.
     pub(crate) fn contents(&self) -> Option<Contents> {
         contents(&self.stat, self.block_device)
     }
 
-    /// Makes it a source. `path` is for messages.
+    /// `path` is for messages; `wish` is [`FileOptions::direct`](crate::FileOptions).
     pub(crate) fn open(
         self,
         path: &Path,
-        preference: Preference,
+        wish: Option<bool>,
         engine: &Engine,
     ) -> Result<Opened, OpenError> {
         let FoundFile { fd, stat, block_device, access } = self;
@@ -193,22 +173,21 @@ impl FoundFile {
                 return Err(OpenError::NoLength { path: path.to_owned(), told_bytes });
             }
         }
-        let direct = match preference {
-            Preference::Buffered => Err("not wanted".to_owned()),
+        let direct = match wish {
+            Some(false) => Err("not wanted".to_owned()),
             _ => go_direct(&fd, block_device, magic),
         };
-        let (alignment, mount) = *direct.as_ref().unwrap_or(&(1, None));
+        let alignment = *direct.as_ref().unwrap_or(&1);
         let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
         let mut file = Descriptor {
             block_device,
             writable: access == Access::ReadWrite,
             begins_at_once: block_device || is_of(&BEGIN_AT_ONCE),
-            fine_times: direct.is_ok() && has_fine_times(mount, magic.unwrap_or(0)),
             ..Descriptor::of(fd, alignment)
         };
         let way = match direct {
             Ok(_) => {
-                file.beside = file.beside.filter(|_| preference == Preference::Auto);
+                file.beside = file.beside.filter(|_| wish.is_none());
                 let by_a_program = is_of(&[FUSE_MAGIC]);
                 let ring = engine.ring();
                 Way::Direct(if by_a_program {
@@ -217,13 +196,13 @@ impl FoundFile {
                     ring
                 })
             }
-            Err(why) if preference == Preference::Direct => {
+            Err(why) if wish == Some(true) => {
                 return Err(OpenError::NoDirect { path: path.to_owned(), why });
             }
             Err(_) => {
                 let system = |errno| OpenError::system(path, errno);
                 set_flags(&file.fd, OFlags::empty()).map_err(system)?;
-                // Advice only: if it is refused, the kernel caches a little more than needed.
+                // Advice only.
                 let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
                 Way::Buffered
             }
@@ -235,14 +214,14 @@ impl FoundFile {
     }
 }
 
-/// Sets the flags of an open file that can be changed: these and no others. So its reads wait from
-/// here on, as `NONBLOCK` is none of them.
+/// The flags that can be changed: these and no others, so not `NONBLOCK`, and reads wait from here
+/// on.
 fn set_flags(fd: &OwnedFd, flags: OFlags) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(fd, flags)
 }
 
-/// Opens what is at `path`, so that nothing done to it waits: if the path became a pipe since the
-/// check, or names what has no bytes yet. On files the flag for that, `NONBLOCK`, has no effect.
+/// Opens what is at `path`, so that nothing done to it waits, if the path became a pipe since the
+/// check. On files `NONBLOCK` has no effect.
 fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     let mode = match access {
         Access::Read => OFlags::RDONLY,
@@ -252,8 +231,7 @@ fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     uninterrupted(|| rustix::fs::open(path, guarded, Mode::empty()))
 }
 
-/// Whether the content of the file, which must not make reads wait, is as long as `told_bytes`. See
-/// the head of this file.
+/// Whether the content of the file is as long as `told_bytes`. See the head of this file.
 fn has_length(fd: &OwnedFd, told_bytes: u64, magic: u64) -> bool {
     let made_up = [PROC_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC].contains(&magic);
     let byte_at = |at| uninterrupted(|| rustix::io::pread(fd, &mut [0], at));
@@ -264,7 +242,6 @@ fn has_length(fd: &OwnedFd, told_bytes: u64, magic: u64) -> bool {
             Ok(1..) => rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_size > 0),
             // There is nothing yet: a stream of some kind.
             Err(Errno::AGAIN) => false,
-            // An error concerns the byte; reads will meet it.
             Ok(0) | Err(_) => true,
         },
         _ if magic == SYSFS_MAGIC => byte_at(told_bytes - 1) != Ok(0),
@@ -288,20 +265,15 @@ fn refused(what: &str, errno: Errno) -> String {
     format!("{what} was refused: {errno}")
 }
 
-/// Switches direct I/O on, and returns the alignment it needs and the number of the file's mount,
-/// if the kernel tells it. After an error, which is why there is none, it may be on.
-fn go_direct(
-    fd: &OwnedFd,
-    block_device: bool,
-    magic: Result<u64, Errno>,
-) -> Result<(usize, Option<u64>), String> {
+/// Switches direct I/O on, and returns the alignment it needs. After an error, which is why there
+/// is none, it may be on.
+fn go_direct(fd: &OwnedFd, block_device: bool, magic: Result<u64, Errno>) -> Result<usize, String> {
     let magic = magic.map_err(|errno| refused("asking about the file system", errno))?;
     if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic) && !block_device {
         return Err("its file system keeps it in memory".into());
     }
-    // An error means a kernel or a sandbox without statx: nothing is reported.
-    let what = StatxFlags::DIOALIGN | mounted::MOUNT;
-    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, what).ok();
+    // An error: a kernel or a sandbox without statx.
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     let told = stat.as_ref().map_or(Ok(None), told_alignment)?;
     let fits = |bytes: usize| {
         let most = ALIGNMENT_MAX;
@@ -310,26 +282,24 @@ fn go_direct(
     };
     let told = told.map(fits).transpose()?;
     set_flags(fd, OFlags::DIRECT).map_err(|errno| refused("O_DIRECT", errno))?;
-    let alignment = match (told, block_device) {
-        (Some(bytes), _) => bytes,
+    match (told, block_device) {
+        (Some(bytes), _) => Ok(bytes),
         (None, true) => {
             let block = rustix::fs::ioctl_blksszget(fd).map_or(ALIGNMENT_MAX, |it| it as usize);
-            probe(fd, &[fits(block)?])?
+            probe(fd, &[fits(block)?])
         }
         (None, false) if magic == OVERLAYFS_MAGIC && takes_any(fd) => {
-            return Err("the file system below its overlay keeps it in memory".into());
+            Err("the file system below its overlay keeps it in memory".into())
         }
-        (None, false) => probe(fd, &ALIGNMENTS)?,
-    };
-    Ok((alignment, stat.as_ref().and_then(mounted::mount)))
+        (None, false) => probe(fd, &ALIGNMENTS),
+    }
 }
 
-/// Whether a direct read may be of any byte, as no device has it: the flag has no effect then.
+/// Whether a direct read may be of any byte: the flag has no effect then.
 fn takes_any(fd: &OwnedFd) -> bool {
     uninterrupted(|| rustix::io::pread(fd, &mut [0], 1)).is_ok()
 }
 
-/// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
 fn told_alignment(stat: &Statx) -> Result<Option<usize>, String> {
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return Ok(None);
@@ -341,7 +311,6 @@ fn told_alignment(stat: &Statx) -> Result<Option<usize>, String> {
     Ok(Some(bytes.next_power_of_two()))
 }
 
-/// The first of `alignments` at which a read is not refused.
 fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, String> {
     let mut last = Errno::INVAL;
     for &bytes in alignments {
@@ -349,9 +318,9 @@ fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, String> {
         let mut memory = AlignedBuffer::zeroed(2 * bytes, 2 * bytes);
         match rustix::io::pread(fd.as_fd(), &mut memory[bytes..], 0) {
             Err(errno) if refuses_direct(errno) => last = errno,
-            // The file is empty, so nothing was tried: take the coarsest to be safe.
+            // Nothing was tried: take the coarsest to be safe.
             Ok(0) if alignments.len() > 1 => return Ok(ALIGNMENT_MAX),
-            // Any other error concerns this block, not direct I/O; reads of it will meet it.
+            // Any other error concerns this block; reads of it will meet it.
             _ => return Ok(bytes),
         }
     }

@@ -1,14 +1,10 @@
-//! A few threads that carry out requests for sources without a queue of their own. They are started
-//! when first needed and live as long as the cache.
+//! A few threads that carry out requests for sources without a queue of their own. A worker is a
+//! slot of `lanes.rs`. What is not taken goes back to the caller ([`Start::Full`]), which reads it
+//! itself or drops it.
 //!
-//! A worker is a slot of `lanes.rs`, which says why a source that hangs delays its own requests
-//! only. What is not taken goes back to the caller ([`Start::Full`]), which reads it itself or
-//! drops it.
-//!
-//! A read of a layered source may read from other files of the same cache. It runs on a worker of
-//! its lane, and waits only for reads that this worker carries out itself or that are queued in a
-//! lane of a lower layer. The lowest layer waits for no other, so its reads complete, and then
-//! those above.
+//! A read of a layered source may read from other files of the same cache. It waits only for reads
+//! that its worker carries out itself or that are queued in a lane of a lower layer. The lowest
+//! layer waits for no other, so its reads complete, and then those above.
 
 use std::fmt;
 use std::io;
@@ -20,14 +16,13 @@ use std::thread::JoinHandle;
 use crate::base::sync::locks::{Condvar, Mutex};
 
 use super::Start;
-use super::lanes::{HasLane, Lanes};
+use super::lanes::Lanes;
 use super::request::{self, Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
 use crate::base::guarded::quietly;
 use crate::base::threads::{NotStarted, start};
 
-/// Worker threads and the reads that wait for one.
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<PoolShared>,
@@ -36,7 +31,6 @@ pub(super) struct Pool {
     lane_max: usize,
 }
 
-/// A file's requests.
 #[derive(Debug)]
 pub(super) struct Lane {
     number: u64,
@@ -51,21 +45,13 @@ impl Lane {
         Lane { number: NEXT.fetch_add(1, Ordering::Relaxed), is_alone: AtomicBool::new(false) }
     }
 
-    /// All requests of the source come here.
     pub(super) fn set_alone(&self) {
         self.is_alone.store(true, Ordering::Relaxed); // what is known of the source
     }
 
-    /// Whether all requests of the source come here, as far as is known.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn is_alone(&self) -> bool {
         self.is_alone.load(Ordering::Relaxed) // as above
-    }
-}
-
-impl HasLane for (u64, SharedSource) {
-    fn lane(&self) -> u64 {
-        self.0
     }
 }
 
@@ -82,11 +68,10 @@ type Hook = dyn Fn() + Send + Sync;
 struct PoolState {
     lanes: Lanes<(u64, SharedSource)>,
     workers: Vec<JoinHandle<()>>,
-    /// Why the last attempt to start a worker failed, if it did.
     not_started: Option<NotStarted>,
-    /// Workers that carry out nothing, woken or not: at least as many as requests have begun.
+    /// Workers that carry out nothing: at least as many as requests have begun.
     idle: usize,
-    /// A request that somebody waits for found no worker, and its owner is to be told.
+    /// A request that somebody waits for found no worker.
     wanted: bool,
     closing: bool,
 }
@@ -98,8 +83,7 @@ impl fmt::Debug for PoolShared {
 }
 
 impl Pool {
-    /// At most `workers_max` threads, and `lane_max` reads of one lane at a time that nobody waits
-    /// for.
+    /// `lane_max`: reads of one lane at a time that nobody waits for.
     pub(super) fn new(workers_max: usize, lane_max: usize, worker_is_free: Box<Hook>) -> Self {
         assert!(workers_max > 0 && lane_max > 0);
         let state = Mutex::new(PoolState {
@@ -119,11 +103,8 @@ impl Pool {
         }
     }
 
-    /// Takes requests off the front of `batch`, as many as the limits allow.
-    ///
-    /// # Errors
-    /// Somebody waits for one that it has not taken, and there is no thread that might take it
-    /// ever: the system starts none.
+    /// Takes requests off the front of `batch`, as many as the limits allow. Error: somebody waits
+    /// for one that it has not taken, and the system starts no thread.
     pub(super) fn start(
         &self,
         lane: &Lane,
@@ -139,7 +120,7 @@ impl Pool {
                 state.wanted |= request.is_awaited();
                 return Some(request);
             }
-            state.lanes.take(((lane.number, source.clone()), request), begins);
+            state.lanes.take(lane.number, ((lane.number, source.clone()), request), begins);
             begun += usize::from(begins);
             None
         });
@@ -156,7 +137,6 @@ impl Pool {
         }
     }
 
-    /// The error of who has waited for a worker for long.
     pub(super) fn all_busy(&self) -> io::Error {
         let state = self.shared.state.lock();
         let further = state.not_started.as_ref();
@@ -167,7 +147,6 @@ impl Pool {
         io::Error::new(io::ErrorKind::TimedOut, text)
     }
 
-    /// The most requests of one lane that are carried out at a time.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn at_once(&self) -> usize {
         (self.workers_max / 2).max(1)
@@ -194,7 +173,7 @@ impl Pool {
         true
     }
 
-    /// Accepts no more requests, and waits until all accepted ones are finished.
+    /// Waits until all accepted requests are finished.
     pub(super) fn close(&self) {
         let mut state = self.shared.state.lock();
         state.closing = true;
@@ -212,7 +191,6 @@ impl Drop for Pool {
 }
 
 impl PoolShared {
-    /// Ends queued requests that were asked to stop.
     fn end_stopped(&self) {
         let stopped = self.state.lock().lanes.take_stopped();
         for (_, request) in stopped {
@@ -220,7 +198,7 @@ impl PoolShared {
         }
     }
 
-    /// A worker's life; it counts as idle when it begins. Ends when the pool is closed and empty.
+    /// Ends when the pool is closed and empty.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
@@ -233,7 +211,7 @@ impl PoolShared {
             };
             state.idle -= 1;
             drop(state);
-            // Whatever panics, the lane keeps its worker: a file's queue must not be nobody's.
+            // Whatever panics, the lane keeps its worker.
             quietly("a request", || carry_out(source, request));
             state = self.state.lock();
             state.idle += 1;
@@ -264,11 +242,11 @@ fn carry_out(source: SharedSource, request: Request) {
             Err(io::Error::other(text))
         })
     };
-    drop(source); // before the completion: the source's owner may be waiting for it
+    drop(source); // before the completion: its owner may be waiting for it
     request.finish(result);
 }
 
-/// Waits for a thread to end, unless it is this one: a completion may drop the last handle.
+/// A completion may drop the last handle.
 pub(super) fn join_unless_self(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
         // A worker does not panic: panics of sources and completions are caught.

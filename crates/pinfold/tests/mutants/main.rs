@@ -16,8 +16,6 @@ use pinfold_testing::stress::{Options, Schedule, run};
 
 #[path = "../support/again.rs"]
 mod again;
-#[path = "../processes/ext_times.rs"]
-mod ext_times;
 #[path = "../it/foreign.rs"]
 mod foreign;
 #[path = "../it/objections.rs"]
@@ -133,8 +131,6 @@ const UNSEEN: &[(&str, &str)] = &[
     ("client-any-offset", "nobody here serves other processes; the tests of `clients` see it"),
     ("client-trusts-present", "nobody here serves other processes; the tests of `clients` see it"),
     ("replaced-keeps-grown", "nobody here moves a file that has grown; `foreign` sees it"),
-    ("all-ext-fine", "files here have fine times; `ext_times` sees it"),
-    ("whole-seconds-fine", "files here have fine times; `ext_times` sees it"),
     ("first-unbounded", "no source hangs here for so many threads; the tests of `fill` see it"),
     ("hung-unbounded", "no source hangs here; the tests of `fill` see it"),
     ("copy-keeps-turn", "no source hangs here; the tests of `pressure` see it"),

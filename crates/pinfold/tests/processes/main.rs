@@ -22,7 +22,6 @@ mod starts;
 #[cfg(feature = "map")]
 mod anon;
 mod block_device;
-mod ext_times;
 #[cfg(feature = "map")]
 mod file_limit;
 mod fork;

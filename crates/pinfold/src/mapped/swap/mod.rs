@@ -31,8 +31,7 @@ use crate::error::{Cause, Result};
 use crate::frames::PAGE_BYTES;
 use crate::options::Options;
 use crate::source::{
-    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, find, is_refusal,
-    read_later,
+    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Source, find, is_refusal, read_later,
 };
 pub(crate) use choice::PagedOutTo;
 use pages::Unused;
@@ -329,7 +328,7 @@ fn make(dir: &Path, bytes: u64, engine: &Engine) -> io::Result<Opened> {
         }
     };
     let found = find(&path, Access::ReadWrite);
-    let opened = found.and_then(|found| found.open(&path, Preference::Auto, engine));
+    let opened = found.and_then(|found| found.open(&path, None, engine));
     rustix::fs::unlink(&path)?;
     check_file_end(bytes)?;
     let allocate = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes);

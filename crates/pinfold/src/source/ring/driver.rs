@@ -1,18 +1,15 @@
 //! The driver of a ring: the thread that hands requests to the kernel, and finishes them.
 //!
-//! # Wake-ups
 //! The futures that waited for what has ended are woken together, when nothing more has completed
 //! or `ABSORBED_MAX` requests have ended, and after all that waited for a slot was handed to the
-//! kernel. A future's thread often preempts the driver as it is woken: the device then has its
-//! work, and the thread finds many pages at once.
+//! kernel: a future's thread often preempts the driver as it is woken.
 //!
 //! # When the kernel refuses the ring later
 //! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
-//! nothing (`Start::Unsupported`), and plain reads carry out the requests that were taken, on a
-//! thread for each file. The kernel may still write to the memory of those that it has, and their
-//! completions appear only in `io_uring_enter`. So the driver closes the ring and waits until the
-//! kernel has released it, which it does after the last request: the ring holds the write end of a
-//! pipe, whose read end then meets its end. (A forked child that lives on prolongs this wait.)
+//! nothing, and plain reads carry out the requests that were taken. The kernel may still write to
+//! the memory of those that it has. So the driver closes the ring and waits until the kernel has
+//! released it, which it does after the last request: the ring holds the write end of a pipe, whose
+//! read end then meets its end. (A forked child that lives on prolongs this wait.)
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, PipeReader};
@@ -22,38 +19,33 @@ use std::thread::JoinHandle;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::queue::{RingShared, WaitingRequest};
+use super::queue::{RingShared, WaitingRequest, lane_of};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use crate::base::wait;
 use crate::source::descriptor::{Descriptor, Iovecs, TransferProgress};
-use crate::source::lanes::HasLane;
 use crate::source::pool;
 use crate::source::request::{self, Request};
 use crate::source::uring::{self, AbortOnUnwind};
 
-/// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
+/// Of the eventfd and of cancellations; all others are slot numbers.
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// A request that the kernel has.
 #[derive(Debug)]
 struct Flight {
     file: Arc<Descriptor>,
     request: Request,
     progress: TransferProgress,
-    /// The kernel was asked to cancel it.
     cancelling: bool,
     iovecs: Iovecs,
 }
 
-/// The thread's side: owns the ring and everything in flight.
 pub(super) struct Driver {
     shared: Arc<RingShared>,
     ring: IoUring,
-    /// Reaches its end when the kernel has released the ring.
     gone: PipeReader,
-    /// Pushed requests that the kernel has not seen, oldest first.
+    /// Pushed requests that the kernel has not seen.
     unseen: VecDeque<u64>,
     // Boxed: the kernel may read an array of iovecs until its request completes.
     flights: Vec<Option<Box<Flight>>>,
@@ -101,10 +93,7 @@ impl Driver {
         drop(guard);
     }
 
-    /// Runs until `close` was called and no request is left.
-    ///
-    /// # Errors
-    /// The error by which the kernel refused the ring.
+    /// Error: the kernel refused the ring.
     fn serve(&mut self) -> io::Result<()> {
         loop {
             self.arm_wake();
@@ -122,10 +111,7 @@ impl Driver {
     }
 
     /// Finishes what has completed, and hands the kernel what takes its slots, until nothing more
-    /// has completed or `absorbed_max` requests are finished.
-    ///
-    /// # Errors
-    /// As [`Self::enter`].
+    /// has completed or `absorbed_max` requests are finished. Error: as [`Self::enter`].
     fn absorb(&mut self) -> io::Result<()> {
         self.shared.state.lock().asleep = false;
         let mut finished = 0;
@@ -148,7 +134,7 @@ impl Driver {
 
     /// Goes on without the ring; see the head of the file.
     fn do_without(mut self, cause: &io::Error) {
-        // Dropped before `self` is, so that an unwinding ends before it drops the requests.
+        // Dropped before `self` is.
         let guard = AbortOnUnwind;
         let waiting = {
             let mut state = self.shared.state.lock();
@@ -180,7 +166,6 @@ impl Driver {
         readers.into_iter().for_each(pool::join_unless_self);
     }
 
-    /// Puts the requests that have got a slot into the submission queue.
     fn take_waiting(&mut self) -> DriverStep {
         let mut state = self.shared.state.lock();
         if state.closing && state.taken == 0 {
@@ -206,7 +191,6 @@ impl Driver {
         DriverStep::LookAgain
     }
 
-    /// Launches the requests that have got a slot. Adds what ended without the kernel to `ended`.
     fn launch_begun(&mut self, ended: &mut Vec<Ended>) {
         let begun = self.shared.state.lock().lanes.take_begun();
         for (file, request) in begun {
@@ -238,8 +222,7 @@ impl Driver {
         assert!(self.flights[slot].replace(flight).is_none());
     }
 
-    /// Asks the kernel to cancel the requests that were asked to stop. They complete as usual: soon
-    /// if they wait in the kernel, and when the device is done if it has them.
+    /// They complete as usual: soon if they wait in the kernel, else when the device is done.
     fn cancel_stopped(&mut self) {
         let mut slots = Vec::new();
         for (slot, flight) in self.flights.iter_mut().enumerate() {
@@ -256,8 +239,8 @@ impl Driver {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: what the entry points to (a request's memory and iovecs, the wake-up's
-        // counter) is owned by `self.flights` or `self.wake_count` until its completion was seen.
+        // SAFETY: what the entry points to is owned by `self.flights` or `self.wake_count` until
+        // its completion was seen.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "the submission queue has room for all slots and the wake-up");
         self.unseen.push_back(entry.get_user_data());
@@ -273,7 +256,7 @@ impl Driver {
         self.push(&opcode::Read::new(fd, to, bytes).build().user_data(WAKE));
     }
 
-    /// At the end: the kernel must be done with `wake_count` before it is freed.
+    /// The kernel must be done with `wake_count` before it is freed.
     fn quench_wake(&mut self) -> io::Result<()> {
         self.shared.wake_driver();
         // Ends: the armed read of the eventfd completes.
@@ -285,15 +268,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Submits what was pushed and waits for at least one completion.
-    ///
-    /// # Errors
-    /// The kernel takes no more calls on this ring.
+    /// Waits for at least one completion. Error: the kernel takes no more calls on this ring.
     fn enter(&mut self) -> io::Result<()> {
         self.enter_for(1)
     }
 
-    /// Submits what was pushed, and waits for nothing; errors as [`Self::enter`].
     fn submit(&mut self) -> io::Result<()> {
         if self.unseen.is_empty() && !self.ring.submission().taskrun() {
             return Ok(());
@@ -308,10 +287,9 @@ impl Driver {
         entered
     }
 
-    /// Finishes completed requests; returns those that must go to the kernel once more, and how
-    /// many it has finished.
+    /// Returns those that must go to the kernel once more, and how many it has finished.
     fn reap(&mut self) -> (Vec<(usize, Box<Flight>)>, usize) {
-        // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
+        // Entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
         let (mut again, mut landed) = (Vec::new(), Vec::new());
@@ -331,7 +309,7 @@ impl Driver {
         (again, finished)
     }
 
-    /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.
+    /// The flight if it has to go on.
     fn landed(&mut self, slot: usize, result: i32) -> Result<Ended, Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
         let Flight { file, request, progress, .. } = &mut *flight;
@@ -345,8 +323,7 @@ impl Driver {
         Ok((Some(file), request, result))
     }
 
-    /// Gives back the slots that they had before it calls the completions, which may start the next
-    /// reads.
+    /// Gives back the slots before it calls the completions, which may start the next reads.
     fn finish(&self, ended: Vec<Ended>) {
         if ended.is_empty() {
             return;
@@ -354,7 +331,7 @@ impl Driver {
         let mut state = self.shared.state.lock();
         state.taken -= ended.len();
         for file in ended.iter().filter_map(|(file, ..)| file.as_ref()) {
-            state.lanes.end(file.lane());
+            state.lanes.end(lane_of(file));
         }
         drop(state);
         wait::together(|| {
@@ -365,7 +342,7 @@ impl Driver {
     }
 }
 
-/// A request that is over, what came of it, and the file of which it had a slot, if it had one.
+/// With the file of which it had a slot, if it had one.
 type Ended = (Option<Arc<Descriptor>>, Request, io::Result<usize>);
 
 impl From<Box<Flight>> for WaitingRequest {
@@ -374,8 +351,8 @@ impl From<Box<Flight>> for WaitingRequest {
     }
 }
 
-/// Carries out the remaining requests from their first byte, on a thread for each file, so that
-/// none waits for another file's. If a thread cannot be started, its requests end with that error.
+/// Carries out the remaining requests, on a thread for each file, so that none waits for another's.
+/// If a thread cannot be started, its requests end with that error.
 fn read_plainly(left: Vec<WaitingRequest>) -> Vec<JoinHandle<()>> {
     let mut by_file: HashMap<*const Descriptor, Vec<WaitingRequest>> = HashMap::new();
     for (file, request) in left {

@@ -1,16 +1,10 @@
 //! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
-//! A submitter puts requests in `RingState` and, if the driver is asleep, writes to an eventfd that
-//! the ring itself reads. The driver takes all that have a slot, hands them to the kernel with one
-//! system call, and in the same call waits for the next completion. Not submitted from the reader's
-//! thread, as the kernel completes a request in the task that submitted it, which it interrupts,
-//! and cancels what it has punted when that task exits.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the submitters' side: opening, taking requests, closing |
-//! | `queue.rs` | what they share with the driver |
-//! | `driver.rs` | the thread, and the requests that the kernel has |
+//! A submitter puts requests in `RingState` (`queue.rs`) and, if the driver (`driver.rs`) is
+//! asleep, writes to an eventfd that the ring itself reads. The driver takes all that have a slot,
+//! hands them to the kernel with one system call, and in the same call waits for the next
+//! completion. Not submitted from the reader's thread, as the kernel interrupts the task that
+//! submitted a request to complete it, and cancels what it has punted when that task exits.
 
 mod driver;
 mod queue;
@@ -22,20 +16,18 @@ use std::thread::JoinHandle;
 use rustix::event::EventfdFlags;
 
 use super::descriptor::Descriptor;
-use super::lanes::{HasLane, Lanes};
+use super::lanes::Lanes;
 use super::request::{self, Request};
 use super::{Start, pool, uring};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
 use crate::base::threads::start;
 use driver::Driver;
-use queue::{RingShared, RingState};
+use queue::{RingShared, RingState, lane_of};
 
-/// The driver wakes the futures that waited for what it has finished after so many requests at the
-/// latest.
+/// After so many requests, the driver wakes the futures that waited for what it has finished.
 pub(super) const ABSORBED_MAX: usize = 64;
 
-/// The submitters' side of a ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     shared: Arc<RingShared>,
@@ -43,12 +35,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Sets up a ring for at most `depth` requests at a time, of which at most `ahead` are taken
-    /// for nobody, and its thread.
-    ///
-    /// # Errors
-    /// The kernel's error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over
-    /// a limit (`ENOMEM`, `EMFILE`).
+    /// A ring for at most `depth` requests at a time, of which at most `ahead` are taken for
+    /// nobody. Error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over a
+    /// limit.
     pub(super) fn open(depth: usize, ahead: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -66,7 +55,7 @@ impl Ring {
         let of_driver = Arc::clone(&shared);
         let endless = mutant::on(Mutant::AbsorbsAll);
         let absorbed_max = if endless { usize::MAX } else { ABSORBED_MAX };
-        // The submission queue's entries; see "Bounds" in `queue.rs`.
+        // See "Bounds" in `queue.rs`.
         let entries = 2 * depth + 1;
         let set_up = move || -> io::Result<_> {
             let kernel = uring::set_up(entries)?;
@@ -88,26 +77,24 @@ impl Ring {
         self.shared.state.lock().refused.clone()
     }
 
-    /// The most requests of one file, if there is no other, that the kernel has at a time.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn at_once(&self) -> usize {
         (self.shared.depth / 2).max(1)
     }
 
-    /// Takes requests off the front of `batch`, as many as the limits allow.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
             return Start::Unsupported;
         }
-        let taken = state.taken;
+        let (taken, lane) = (state.taken, lane_of(file));
         let stoppable = request::take_front(batch, |request| {
-            let begins = state.lanes.may_begin(file.lane());
+            let begins = state.lanes.may_begin(lane);
             let fits = request.is_awaited() || state.taken < self.shared.ahead;
-            if state.closing || !fits || !(begins || state.lanes.load(file.lane()) > 0) {
+            if state.closing || !fits || !(begins || state.lanes.load(lane) > 0) {
                 return Some(request);
             }
-            state.lanes.take((file.clone(), request), begins);
+            state.lanes.take(lane, (file.clone(), request), begins);
             state.taken += 1;
             None
         });
@@ -120,7 +107,7 @@ impl Ring {
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
 
-    /// Accepts no more requests, and waits until all accepted ones are finished.
+    /// Waits until all accepted requests are finished.
     pub(super) fn close(&self) {
         let mut state = self.shared.state.lock();
         state.closing = true;

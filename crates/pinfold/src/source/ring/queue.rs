@@ -3,22 +3,20 @@
 //! # Bounds
 //! The kernel has at most `depth` requests, each in a slot of `lanes.rs`. Those that nobody waits
 //! for are taken as long as `taken`, which counts requests between `start` and `finish`, is below
-//! `ahead`: what somebody waits for finds the device less busy. The rest goes back (`Start::Full`).
-//!
-//! The submission queue holds `depth` requests, a cancellation of each, and the wake-up; the
-//! completion queue twice as many. So neither can be full.
+//! `ahead`. The submission queue holds `depth` requests, a cancellation of each, and the wake-up;
+//! the completion queue twice as many.
 //!
 //! # States of the driver (under the mutex)
-//! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter
-//! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
-//! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
+//! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter or
+//! `close` found it so and wrote to the eventfd, or a completion came. So a request put in while
+//! `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::base::sync::locks::{Mutex, MutexGuard};
 use crate::source::descriptor::Descriptor;
-use crate::source::lanes::{HasLane, Job, Lanes};
+use crate::source::lanes::{Job, Lanes};
 
 #[derive(Debug)]
 pub(super) struct RingShared {
@@ -40,25 +38,20 @@ pub(super) struct RingState {
     pub(super) refused: Option<String>,
 }
 
-/// A file has a lane only while it has a request, which has a share in its descriptor.
-impl HasLane for Arc<Descriptor> {
-    fn lane(&self) -> u64 {
-        Arc::as_ptr(self).addr() as u64
-    }
+/// A file has a lane, which has its address, only while a request has a share in its descriptor.
+pub(super) fn lane_of(file: &Arc<Descriptor>) -> u64 {
+    Arc::as_ptr(file).addr() as u64
 }
 
-/// A request that the kernel does not have.
 pub(super) type WaitingRequest = Job<Arc<Descriptor>>;
 
 impl RingShared {
-    /// Makes the driver look for requests that were asked to stop.
     pub(super) fn stop_some(&self) {
         let mut state = self.state.lock();
         state.stops = true;
         self.wake(state);
     }
 
-    /// Wakes the driver, if it is asleep, to see what has changed in the state.
     pub(super) fn wake(&self, mut state: MutexGuard<'_, RingState>) {
         let wake = std::mem::take(&mut state.asleep);
         drop(state);

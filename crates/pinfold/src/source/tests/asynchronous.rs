@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::base::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
-use crate::source::lanes::{HasLane, Lanes};
+use crate::source::lanes::Lanes;
 use crate::source::{Memory, Start};
 
 const LEN: usize = 3_000_001;
@@ -25,7 +25,7 @@ fn all(directory: &Path) -> Vec<Backing> {
         got
     });
     let mut all = vec![
-        backing(&path, Preference::Buffered, &engine),
+        backing(&path, Some(false), &engine),
         Backing::new(Arc::new(Memory::new(pattern(LEN))), Arc::clone(&engine)),
         Backing::new(Arc::new(slow), Arc::clone(&engine)),
     ];
@@ -103,7 +103,7 @@ fn dropping_the_engine_waits_for_what_is_in_flight() {
     for (ring_depth, slow) in [(64, false), (64, true), (0, false), (0, true)] {
         let options = EngineOptions { ring_depth, ..EngineOptions::default() };
         let engine = Arc::new(Engine::new(options));
-        let mut source = open(&path, Access::Read, Preference::Auto, &engine).unwrap().source;
+        let mut source = open(&path, Access::Read, None, &engine).unwrap().source;
         if slow {
             source = Arc::new(Spoiled::new(source, |_, _, got| {
                 std::thread::sleep(Duration::from_millis(10));
@@ -168,7 +168,7 @@ fn after_the_engine_nothing_is_taken() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), LEN);
     for engine in [ring_engine(), pool_engine()] {
-        let source = open(&path, Access::Read, Preference::Auto, &engine).unwrap().source;
+        let source = open(&path, Access::Read, None, &engine).unwrap().source;
         let ring = engine.ring();
         drop(engine);
         let (tell, _told) = channel();
@@ -237,8 +237,8 @@ fn a_panic_harms_its_own_request_alone() {
     assert!(cause.to_string().contains("kind panicky panicked"), "{cause}");
 
     let path = file_of(directory.path(), LEN);
-    for preference in [Preference::Auto, Preference::Buffered] {
-        let backing = backing(&path, preference, &engine);
+    for direct in [None, Some(false)] {
+        let backing = backing(&path, direct, &engine);
         let lent = Lent::filled(PAGE, 0);
         let extent = lent.extent();
         let completion = move |_| {
@@ -387,9 +387,9 @@ fn requests_that_are_not_aligned_end_in_an_error_and_do_not_hang_the_end() {
 #[test]
 fn a_file_cut_short_by_another_reads_short() {
     let directory = tempfile::tempdir().unwrap();
-    for preference in [Preference::Auto, Preference::Buffered] {
+    for direct in [None, Some(false)] {
         let path = file_of(directory.path(), LEN);
-        let backing = backing(&path, preference, &ring_engine());
+        let backing = backing(&path, direct, &ring_engine());
         std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
         let (tell, told) = channel();
         for offset in [0, 2 * PAGE as u64, 16 * PAGE as u64] {
@@ -516,24 +516,16 @@ fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
     }
 }
 
-struct OneFile;
-
-impl HasLane for OneFile {
-    fn lane(&self) -> u64 {
-        1
-    }
-}
-
 #[test]
 fn one_of_eight_is_a_read_ahead_if_any_waits() {
     let (tell, _told) = channel();
     let order = || {
         let mut lanes = Lanes::new(1);
-        lanes.take((OneFile, request(99, 1, 1, &tell).awaited()), true);
+        lanes.take(1, ((), request(99, 1, 1, &tell).awaited()), true);
         for n in 0..20 {
             let request = request(n, 1, 1, &tell);
             assert!(!lanes.may_begin(1));
-            lanes.take((OneFile, if n < 2 { request } else { request.awaited() }), false);
+            lanes.take(1, ((), if n < 2 { request } else { request.awaited() }), false);
         }
         assert_eq!(lanes.next_begun().expect("it began").1.offset(), 99);
         let next = |_| {

@@ -13,7 +13,7 @@ fn all(directory: &Path, len: usize) -> Vec<Backing> {
     let engine = ring_engine();
     let memory = || Memory::new(pattern(len));
     let mut all = vec![
-        backing(&path, Preference::Buffered, &engine),
+        backing(&path, Some(false), &engine),
         Backing::new(Arc::new(memory()), Arc::clone(&engine)),
         Backing::new(Arc::new(Plain(memory())), Arc::clone(&engine)),
     ];
@@ -119,9 +119,9 @@ fn direct_reads_that_are_not_aligned_are_refused_in_words() {
 fn what_is_written_is_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let engine = ring_engine();
-    for preference in [Preference::Buffered, Preference::Auto] {
+    for direct in [Some(false), None] {
         let path = file_of(directory.path(), LEN);
-        let backing = backing(&path, preference, &engine);
+        let backing = backing(&path, direct, &engine);
         let lent = Lent::filled(3 * PAGE, 0x55);
         let (one, two) = (lent.extent().part(0, PAGE), lent.extent().part(PAGE, 2 * PAGE));
         write(&backing, PAGE as u64, &[two, one]).unwrap();
@@ -164,8 +164,8 @@ fn a_file_opened_for_reading_refuses_writes_in_words() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), LEN);
     let engine = ring_engine();
-    for preference in [Preference::Auto, Preference::Buffered] {
-        let source = open(&path, Access::Read, preference, &engine).unwrap().source;
+    for direct in [None, Some(false)] {
+        let source = open(&path, Access::Read, direct, &engine).unwrap().source;
         let lent = Lent::filled(PAGE, 0);
         let write = source.write_extents_at(0, &[lent.extent()]).unwrap_err();
         let set_len = source.set_len(0).unwrap_err();
@@ -180,9 +180,9 @@ fn a_file_opened_for_reading_refuses_writes_in_words() {
 #[test]
 fn a_file_cut_short_by_another_is_told_where_it_ended() {
     let directory = tempfile::tempdir().unwrap();
-    for preference in [Preference::Auto, Preference::Buffered] {
+    for direct in [None, Some(false)] {
         let path = file_of(directory.path(), 1 << 20);
-        let backing = backing(&path, preference, &ring_engine());
+        let backing = backing(&path, direct, &ring_engine());
         let recorded = backing.len_bytes().unwrap();
         std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
         for (offset, end) in [(0_u64, 10_000), (8192, 10_000), (65_536, 65_536)] {
@@ -292,7 +292,7 @@ fn extents_refuse_what_lies_outside() {
 fn a_write_by_another_is_seen_by_the_next_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), LEN);
-    let backing = backing(&path, Preference::Auto, &ring_engine());
+    let backing = backing(&path, None, &ring_engine());
     let other = std::fs::File::options().write(true).open(&path).unwrap();
     other.write_all_at(&[0x77; 3], 4097).unwrap();
     let lent = Lent::filled(PAGE, 0);

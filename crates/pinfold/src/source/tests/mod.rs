@@ -22,18 +22,17 @@ use std::sync::mpsc::Sender;
 
 use super::ring::Ring;
 use super::{
-    Access, Backing, Engine, EngineOptions, Extent, OpenError, Opened, Preference, Request, Source,
-    find,
+    Access, Backing, Engine, EngineOptions, Extent, OpenError, Opened, Request, Source, find,
 };
 
 /// Opens a file as the cache does.
 pub(super) fn open(
     path: &Path,
     access: Access,
-    preference: Preference,
+    direct: Option<bool>,
     engine: &Engine,
 ) -> Result<Opened, OpenError> {
-    find(path, access)?.open(path, preference, engine)
+    find(path, access)?.open(path, direct, engine)
 }
 
 pub(super) const PAGE: usize = 4096;
@@ -151,14 +150,14 @@ pub(super) fn pool_engine() -> Arc<Engine> {
     Arc::new(Engine::new(EngineOptions { ring_depth: 0, ..EngineOptions::default() }))
 }
 
-pub(super) fn backing(path: &Path, preference: Preference, engine: &Arc<Engine>) -> Backing {
-    let opened = open(path, Access::ReadWrite, preference, engine).unwrap();
+pub(super) fn backing(path: &Path, direct: Option<bool>, engine: &Arc<Engine>) -> Backing {
+    let opened = open(path, Access::ReadWrite, direct, engine).unwrap();
     Backing::of_file(opened, Arc::clone(engine))
 }
 
 /// The file with direct I/O, or None, said aloud, where its file system has none.
 pub(super) fn direct(path: &Path, engine: &Arc<Engine>) -> Option<Backing> {
-    match open(path, Access::ReadWrite, Preference::Direct, engine) {
+    match open(path, Access::ReadWrite, Some(true), engine) {
         Ok(opened) => Some(Backing::of_file(opened, Arc::clone(engine))),
         Err(why @ OpenError::NoDirect { .. }) => {
             eprintln!("not tested: {why}");

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 
-fn refused(path: &Path, preference: Preference) -> String {
-    let error = open(path, Access::Read, preference, &pool_engine()).unwrap_err();
+fn refused(path: &Path, direct: Option<bool>) -> String {
+    let error = open(path, Access::Read, direct, &pool_engine()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains(path.to_str().unwrap()), "no path in: {text}");
     text
@@ -16,7 +16,7 @@ fn refused(path: &Path, preference: Preference) -> String {
 fn what_is_no_file_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name| directory.path().join(name);
-    let text = refused(directory.path(), Preference::Auto);
+    let text = refused(directory.path(), None);
     assert!(text.ends_with("it is a directory, not a file or a block device"), "{text}");
 
     rustix::fs::mknodat(
@@ -27,28 +27,28 @@ fn what_is_no_file_is_refused_by_name() {
         0,
     )
     .unwrap();
-    assert!(refused(&at("pipe"), Preference::Auto).contains("it is a pipe"));
+    assert!(refused(&at("pipe"), None).contains("it is a pipe"));
 
     let _listener = UnixListener::bind(at("socket")).unwrap();
-    assert!(refused(&at("socket"), Preference::Auto).contains("it is a socket"));
-    assert!(refused(Path::new("/dev/null"), Preference::Auto).contains("it is a character device"));
+    assert!(refused(&at("socket"), None).contains("it is a socket"));
+    assert!(refused(Path::new("/dev/null"), None).contains("it is a character device"));
 
     symlink(directory.path(), at("link")).unwrap();
-    assert!(refused(&at("link"), Preference::Auto).contains("it is a directory"));
+    assert!(refused(&at("link"), None).contains("it is a directory"));
 }
 
 #[test]
 fn what_the_system_refuses_is_told_with_its_cause() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing");
-    assert!(refused(&missing, Preference::Auto).contains("No such file or directory"));
+    assert!(refused(&missing, None).contains("No such file or directory"));
 
     let file = file_of(directory.path(), 10);
-    assert!(refused(&file.join("below"), Preference::Auto).contains("Not a directory"));
+    assert!(refused(&file.join("below"), None).contains("Not a directory"));
 
     let looped = directory.path().join("looped");
     symlink(&looped, &looped).unwrap();
-    assert!(refused(&looped, Preference::Auto).contains("Too many levels of symbolic links"));
+    assert!(refused(&looped, None).contains("Too many levels of symbolic links"));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn no_permission_is_told_with_its_cause() {
     let nobody = move || {
         // SAFETY: changes this thread's credentials only.
         unsafe { libc::setfsuid(65_534) };
-        refused(&path, Preference::Auto)
+        refused(&path, None)
     };
     let text = std::thread::spawn(nobody).join().unwrap();
     assert!(text.contains("Permission denied"), "{text}");
@@ -89,12 +89,12 @@ fn a_file_in_memory_is_read_through_the_kernel() {
         return;
     };
     let path = file_of(directory.path(), 10_001);
-    let auto = backing(&path, Preference::Auto, &ring_engine());
+    let auto = backing(&path, None, &ring_engine());
     assert_eq!((auto.source().kind().as_ref(), auto.source().alignment()), ("buffered", 1));
     let lent = Lent::filled(3 * PAGE, 0xaa);
     let got = auto.read(0, &[lent.extent()]).unwrap();
     check(0, got, lent.bytes(), 10_001);
-    let text = refused(&path, Preference::Direct);
+    let text = refused(&path, Some(true));
     assert!(text.contains("for direct I/O: its file system keeps it in memory"), "{text}");
 }
 
@@ -106,9 +106,9 @@ fn a_file_without_direct_io_is_read_through_the_kernel() {
         eprintln!("not tested: no {}", path.display());
         return;
     };
-    let text = refused(path, Preference::Direct);
+    let text = refused(path, Some(true));
     assert!(text.contains("for direct I/O: "), "{text}");
-    let source = open(path, Access::Read, Preference::Auto, &pool_engine()).unwrap().source;
+    let source = open(path, Access::Read, None, &pool_engine()).unwrap().source;
     assert_eq!(
         (source.kind().as_ref(), source.len_bytes().unwrap()),
         ("buffered", whole.len() as u64)
@@ -123,7 +123,7 @@ fn the_kind_tells_how_it_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), 10_001);
     let engine = pool_engine();
-    assert_eq!(backing(&path, Preference::Buffered, &engine).source().kind(), "buffered");
+    assert_eq!(backing(&path, Some(false), &engine).source().kind(), "buffered");
     let Some(backing) = direct(&path, &engine) else { return };
     assert_eq!(backing.source().kind(), "direct (worker threads; no io_uring: switched off)");
     assert!(backing.source().alignment().is_power_of_two() && backing.source().alignment() >= 512);
@@ -210,9 +210,9 @@ fn a_file_in_memory_below_an_overlay_is_not_read_directly() {
     let test = || {
         let Some(over) = overlay(directory.path()) else { return };
         let path = file_of(&over, 100_000);
-        let opened = open(&path, Access::Read, Preference::Auto, &pool_engine()).unwrap();
+        let opened = open(&path, Access::Read, None, &pool_engine()).unwrap();
         assert_eq!(opened.source.kind(), "buffered");
-        let text = refused(&path, Preference::Direct);
+        let text = refused(&path, Some(true));
         assert!(text.contains("below its overlay keeps it in memory"), "{text}");
     };
     std::thread::scope(|scope| scope.spawn(test).join().unwrap());

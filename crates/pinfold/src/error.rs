@@ -1,5 +1,5 @@
-//! All errors, as a program gets them: [`Error`], the [`ErrorKind`] to act on, and what of a
-//! [`Cause`] programs tell apart. What each says is in `error/cause.rs`.
+//! All errors, as a program gets them: [`Error`], and the [`ErrorKind`] to act on. What each says
+//! is in `error/cause.rs`.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -10,25 +10,18 @@ use crate::source::OpenError;
 
 pub(crate) use cause::{Cause, RangeCause};
 
-/// Why a call failed. The cache stays usable after any error.
+/// Why a call failed. The cache stays usable after any error. An error is one pointer; a clone
+/// allocates nothing.
 ///
-/// Messages name the file, and the page or the offset where there is one, say all numbers that
-/// matter, and end with the cause. A file that is cached once but was opened by several paths is
-/// named by the first.
-///
-/// # For programs
+/// Messages name the file, by the first path that it was opened by, and the page or the offset,
+/// have all numbers that matter, and end with the cause. For programs:
 ///
 /// - [`kind`](Self::kind) says what to do about it.
 /// - `source()` is the error of the system or of the source where there is one, an [`io::Error`]
-///   with its errno. The message has it already: a program that prints the chain of causes prints
-///   it twice.
-/// - [`io_kind`](Self::io_kind) is the nearest [`io::ErrorKind`]: the system's own where it
-///   refused something.
-/// - `io::Error::from(error)` has that kind, and the error inside, for functions that return an
-///   [`io::Result`]: `?` does it. [`io::Error::downcast`] gets it out again.
-///
-/// An error is one pointer, so that results are small. A clone adds one to a count, and allocates
-/// nothing.
+///   with its errno. The message has it already.
+/// - [`io_kind`](Self::io_kind) is the nearest [`io::ErrorKind`].
+/// - `io::Error::from(error)` has that kind, and the error inside ([`io::Error::downcast`] gets it
+///   out again): `?` does it in functions that return an [`io::Result`].
 ///
 /// ```
 /// use pinfold::{Cache, ErrorKind, Options};
@@ -44,20 +37,17 @@ pub(crate) use cause::{Cause, RangeCause};
 #[derive(Clone)]
 pub struct Error(Arc<Cause>);
 
-/// What a program does about an [`Error`].
-///
-/// It prints as one word, for logs and other languages: `no-memory` for
-/// [`NoMemory`](Self::NoMemory). Words are stable: later versions may add kinds, but never rename
-/// one or change its meaning. Messages may change.
+/// What a program does about an [`Error`]. It prints as one word, for logs and other languages,
+/// such as `no-memory`. Words and their meaning are stable; later versions may add kinds. Messages
+/// may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// What was asked for is never possible: an option without sense, a range that is empty,
-    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache. Mend the
-    /// program.
+    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache.
     Invalid,
     /// The file ends before the page or the range. Stop there, or [refresh](crate::File::refresh)
-    /// the file, and ask again.
+    /// it.
     BeyondEnd,
     /// The file was cut short while it was cached. [Refresh](crate::File::refresh) it.
     Truncated,
@@ -66,37 +56,31 @@ pub enum ErrorKind {
     /// The cache cannot work with this file or source: it is longer than 2^63 - 4096 bytes, or the
     /// source panics, or wants an alignment above 4096.
     Unsupported,
-    /// The object is open in another version than that of the source to be attached. Drop the
-    /// handles of the other one first.
+    /// The object is open in another version than that of the source to be attached.
     Changed,
     /// The source or the swap failed or panicked, a deadline passed, or no thread of the cache was
-    /// free for a future. In the last two cases [`Error::io_kind`] is
-    /// [`TimedOut`](io::ErrorKind::TimedOut). The next read tries again.
+    /// free for a future (both [`TimedOut`](io::ErrorKind::TimedOut)). The next read tries again.
     Read,
-    /// The budget is full of memory that cannot be evicted, and nothing changed that: no read of
-    /// the cache ended for two seconds, or for thirty while reads were under way. Drop guards and
-    /// pins, or try later. The message says what has the memory.
+    /// The budget is full of memory that cannot be evicted, and no read of the cache ended for two
+    /// seconds, or for thirty while reads were under way. Drop guards and pins, or try later. The
+    /// message says what has the memory.
     ///
-    /// Or a future waited as long for its file's share of what futures may bring
-    /// ([`File::get_many_async`](crate::File::get_many_async)), whatever else is free. Or a copy
-    /// ([`File::bytes`](crate::File::bytes)) was waited for as long, whatever reads ended. Or the
-    /// file had its share of the budget on its way (a quarter, if no other file has any), and no
-    /// read of it ended for as long.
+    /// Or as long was waited in vain for a copy ([`File::bytes`](crate::File::bytes)), for the
+    /// file's share of what futures may bring
+    /// ([`File::get_many_async`](crate::File::get_many_async)), or for its share of what may be on
+    /// its way (a quarter of the budget, if no other file has any).
     NoMemory,
     /// There are as many files, [`Reader`](crate::Reader)s, references or pins as can be counted.
-    /// Something is leaked.
     TooMany,
     /// More than can ever be pinned or held at once. Do it in pieces.
     TooLarge,
-    /// Others use it: a folio that has to move before it is pinned is held; the file is mapped, and
-    /// is to be served, or the other way round. Try when they are done.
+    /// Others use it: a folio that has to move before it is pinned is held; or the file is mapped,
+    /// and is to be served, or the other way round.
     Busy,
-    /// The cache belongs to the parent of this forked process; see [`Cache`](crate::Cache),
-    /// "Forking".
+    /// The cache belongs to the parent of this forked process ([`Cache`](crate::Cache#forking)).
     Forked,
     /// The system refused memory, addresses, a descriptor, a thread, a userfaultfd or a file for
-    /// the swap; or own memory is protected against the access. The message says what to do about
-    /// it where something can be done.
+    /// the swap; or own memory is protected against the access.
     System,
 }
 
@@ -106,18 +90,16 @@ impl Error {
         self.0.kind()
     }
 
-    /// What failed and why, to be a part of another error.
     #[cfg(feature = "map")]
     pub(crate) fn into_cause(self) -> Arc<Cause> {
         self.0
     }
 
-    /// What failed and why.
     pub(crate) fn cause(&self) -> &Cause {
         &self.0
     }
 
-    /// The same error for the page that begins at `begin`, for which there is no memory either.
+    /// The same error for the page that begins at `begin`.
     pub(crate) fn of_page_at(&self, begin: u64) -> Error {
         let mut cause = self.cause().clone();
         let Cause::NoMemory { offset, .. } = &mut cause else { return self.clone() };
@@ -159,7 +141,6 @@ impl fmt::Display for Error {
 }
 
 impl Cause {
-    /// What a program does about it.
     pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Cause::WrongRange { cause: RangeCause::BeyondEnd { .. }, .. }
@@ -200,32 +181,23 @@ impl Cause {
 /// One word: the variant's name in lower case with hyphens.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = match self {
-            ErrorKind::Invalid => "invalid",
-            ErrorKind::BeyondEnd => "beyond-end",
-            ErrorKind::Truncated => "truncated",
-            ErrorKind::Open => "open",
-            ErrorKind::Unsupported => "unsupported",
-            ErrorKind::Changed => "changed",
-            ErrorKind::Read => "read",
-            ErrorKind::NoMemory => "no-memory",
-            ErrorKind::TooMany => "too-many",
-            ErrorKind::TooLarge => "too-large",
-            ErrorKind::Busy => "busy",
-            ErrorKind::Forked => "forked",
-            ErrorKind::System => "system",
-        };
-        f.pad(word)
+        let mut word = String::new();
+        for letter in format!("{self:?}").chars() {
+            if letter.is_uppercase() && !word.is_empty() {
+                word.push('-');
+            }
+            word.extend(letter.to_lowercase());
+        }
+        f.pad(&word)
     }
 }
 
 impl Error {
     /// The nearest kind of an [`io::Error`]. Where the system or a source returned an error, its
-    /// kind: [`NotFound`](io::ErrorKind::NotFound) or
-    /// [`PermissionDenied`](io::ErrorKind::PermissionDenied) of a file that cannot be opened,
+    /// kind: [`NotFound`](io::ErrorKind::NotFound) of a file that cannot be opened,
     /// [`TimedOut`](io::ErrorKind::TimedOut) of a read whose deadline passed; but `Other` for
-    /// [`Interrupted`](io::ErrorKind::Interrupted), which would tell the standard library to call
-    /// again. Otherwise:
+    /// [`Interrupted`](io::ErrorKind::Interrupted), which tells the standard library to call again.
+    /// Otherwise:
     ///
     /// | kind | of |
     /// |---|---|
@@ -237,14 +209,6 @@ impl Error {
     /// | `FileTooLarge` | a file that is too long ([`Unsupported`](ErrorKind::Unsupported)) |
     /// | `Unsupported` | [`Forked`](ErrorKind::Forked), and what no cache can open: a pipe, a file without a length, direct I/O where there is none |
     /// | `InvalidInput` | [`Invalid`](ErrorKind::Invalid) |
-    ///
-    /// ```
-    /// # use std::io::ErrorKind;
-    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
-    /// assert_eq!(cache.open("/no/such/file").unwrap_err().io_kind(), ErrorKind::NotFound);
-    /// assert_eq!(cache.open("/dev").unwrap_err().io_kind(), ErrorKind::IsADirectory);
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
     pub fn io_kind(&self) -> io::ErrorKind {
         self.0.io_kind()
     }
@@ -253,8 +217,7 @@ impl Error {
 impl Cause {
     fn io_kind(&self) -> io::ErrorKind {
         if let Some(cause) = self.io_cause() {
-            // Of `Interrupted`, callers of the standard library believe that one has but to call
-            // again. The cache has done so, in vain.
+            // The standard library would call again. The cache has done so, in vain.
             return match cause.kind() {
                 io::ErrorKind::Interrupted => io::ErrorKind::Other,
                 kind => kind,
@@ -273,7 +236,6 @@ impl Cause {
         }
     }
 
-    /// The error of the system or of a source that it is about.
     fn io_cause(&self) -> Option<&io::Error> {
         match self {
             Cause::Open(why) => why.io_cause(),
@@ -305,7 +267,6 @@ impl StdError for Error {
     }
 }
 
-/// With [`Error::io_kind`], and the error inside.
 impl From<Error> for io::Error {
     #[cold]
     fn from(error: Error) -> Self {

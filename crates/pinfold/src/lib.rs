@@ -60,145 +60,6 @@
 //!
 //! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
 //!
-//! ## Copy: `read_at`
-//!
-//! Copies bytes out, as pread(2) does. There is no guard to drop, and a value may cross pages. It
-//! is the best way for a few hundred bytes or less.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("log", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
-//! let mut record = [0; 64];
-//! assert_eq!(file.read_at(&mut record, 4090)?, 64); // across the end of a page
-//! assert_eq!(file.read_at(&mut record, 9_990)?, 10); // the file ends
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Borrow: in place, on one thread
-//!
-//! This is the cheapest way to the bytes of a page. Each thread makes a [`Reader`] once, and keeps
-//! it.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("tree", std::sync::Arc::new(Memory::new(vec![1; 10_000])))?;
-//! let reader = cache.reader()?;
-//! let root = file.borrow(0, &reader)?;
-//! let child = file.borrow(u64::from(root[8]), &reader)?; // several at once: 16 are cheap
-//! assert_eq!(child.len(), 4096);
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Get: in place, for any thread
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("image", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
-//! let page = file.get(1)?;
-//! std::thread::scope(|scope| {
-//!     scope.spawn(move || assert_eq!(page.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 28_672));
-//! });
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! This guard borrows the file. A struct that has both takes [`FolioOf`] instead.
-//! [`FolioRef::into_owned`] makes a guard that outlives all handles of the file.
-//!
-//! ## Optimistic: without holding
-//!
-//! Copy what you need of one page or of several, then ask whether all copies are of one moment.
-//! This suits short visits to pages that many threads use, and keeps nothing from being evicted.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("heads", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
-//! let mut head = [0; 8];
-//! loop {
-//!     let page = file.optimistic(2)?;
-//!     page.read(16, &mut head);
-//!     if page.validate() {
-//!         break; // otherwise it was evicted or changed meanwhile: try again
-//!     }
-//! }
-//! assert_eq!(head, [7; 8]);
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Pin: addresses that stay
-//!
-//! Pinned bytes can be handed to `writev`, to a ring as fixed buffers, or to a device.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("film", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-//! let pinned = file.pin(10_000..50_000)?;
-//! let pieces: Vec<(*const u8, usize)> =
-//!     pinned.extents().map(|extent| (extent.cast(), extent.len())).collect();
-//! assert_eq!(pieces.iter().map(|piece| piece.1).sum::<usize>(), 40_000);
-//! // ... hand the pieces to the system, and when it is done:
-//! drop(pinned);
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Map: plain memory
-//!
-//! A range of a file as memory, for code that takes a slice or a pointer. An access to a page that
-//! is not cached waits until it was read; if it cannot be read, the access gets SIGBUS, as with
-//! mmap(2). [`Space`] says who reads it, and what a program must not do meanwhile.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, Space, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("index", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-//! let space = Space::new(&cache, 0)?;
-//! let map = space.map_file(&file, 4096..100_000)?;
-//! // SAFETY: nobody changes the file meanwhile.
-//! let bytes = unsafe { map.as_slice() };
-//! assert_eq!(bytes.iter().filter(|&&byte| byte == 7).count(), 95_904);
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Many at once
-//!
-//! Use these calls for pages that need not be adjacent, such as the nodes of a graph. The
-//! processor's cache misses overlap, and so do the reads from the source. Results are in the order
-//! of the pages.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, ReadAt, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("graph", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
-//! let nodes = file.get_many(&[19, 4, 200])?;
-//! assert!(nodes.iter().all(|node| node[0] == 7));
-//!
-//! let (mut one, mut other) = ([0; 64], [0; 64]);
-//! file.read_many(&mut [ReadAt::new(9_000, &mut one), ReadAt::new(70_000, &mut other)])?;
-//! assert_eq!((one, other), ([7; 64], [7; 64]));
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
-//! ## Try: without waiting
-//!
-//! These calls are for a thread that has other work: `None` says that the page is not cached, and
-//! [`File::prefetch`] starts to read it.
-//!
-//! ```
-//! # use pinfold::{Cache, Options, source::Memory};
-//! # let cache = Cache::new(Options::new(8 << 20))?;
-//! # let file = cache.attach("queue", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
-//! if file.try_get(17)?.is_none() {
-//!     file.prefetch(&[17])?;
-//!     // ... something else meanwhile, and then:
-//!     assert_eq!(file.get(17)?[0], 7);
-//! }
-//! # Ok::<(), pinfold::Error>(())
-//! ```
-//!
 //! # Examples
 //!
 //! Whole programs in the repository, in `crates/pinfold/examples`:
@@ -251,29 +112,22 @@
 //! to the whole buffer.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
-//! `Arc<File>` with it.
-//!
-//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
-//! and is woken by the thread that completes the read. It may be dropped at any time: its read goes
-//! on, and what the read brings stays in the cache.
+//! `Arc<File>` with it. A future that finds its page cached is ready at its first poll. Otherwise
+//! the thread that completes the read wakes it. It may be dropped at any time: its read goes on,
+//! and what that brings stays cached.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
-//! waits for no read: [`try_get`](File::try_get) and its like,
-//! [`prefetch`](File::prefetch), the poll of a future. It must not wait for a read, as
-//! [`get`](File::get) does: the thread that calls it may be the one that completes reads,
-//! and would wait for itself. In a forked child a future returns what is cached, or
-//! [`ErrorKind::Forked`].
+//! waits for no read: [`try_get`](File::try_get) and its like, [`prefetch`](File::prefetch), the
+//! poll of a future. It must not call [`get`](File::get): the thread may be the one that completes
+//! reads. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
-//! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
-//! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
-//! at a time waits with its pages. If it is woken and not polled, another one may instead. A future
-//! that is not polled keeps what it has brought, and neither room nor its turn from others
-//! ([`File::get_many_async`](File::get_many_async)).
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does. `get_many_async` holds no
+//! page while it waits for memory, unless it wants more than a quarter of the budget, or has had to
+//! begin anew many times. Of the latter, one batch of a cache at a time waits with its pages.
 //!
-//! `examples/range_server.rs` serves ten thousand requests at once under a small budget. A program
-//! without a runtime, but with an event loop of its own, has [`Completions`].
+//! `examples/range_server.rs` serves ten thousand requests at once under a small budget. An event
+//! loop of one's own has [`Completions`].
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -296,39 +150,34 @@
 //!   whichever is more: the large folios of a file that was read in order are split
 //!   ([`File::get`] says when they cannot be). So do [`OwnedBytes`].
 //! - A borrow keeps the *whole folio* of its page, and so does a pin: 4 KiB where pages are read at
-//!   random, up to 2 MiB, but at most a 64th of the budget, where a file was read in order.
-//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read
-//!   single pages.
+//!   random, up to 2 MiB where a file was read in order. [`Options::folio_max_bytes`] limits that,
+//!   and [`Hint::Random`] on a handle makes it read single pages.
 //!
 //! That memory is not evicted as long as they live. If they hold the whole budget, a miss fails
-//! with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards for
-//! as long as you look at the bytes, and copy what you keep for longer.
-//!
-//! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
-//! [`FolioRef::is_current`] says so.
+//! with [`ErrorKind::NoMemory`]; hits go on. Bytes never change under a guard: after
+//! [`File::invalidate`] it still has the old ones, and [`FolioRef::is_current`] says so.
 //!
 //! # What is readable past a page's end
 //!
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
 //!   any byte of the file is an error ([`ErrorKind::BeyondEnd`]), while `read_at` then returns 0.
-//! - [`FolioRef::folio`] is the slice of the whole folio. Which pages are of one folio depends on how
-//!   the file was read, and on who else has guards of it.
+//! - [`FolioRef::folio`] is the slice of the whole folio. Which pages are of one folio depends on
+//!   how the file was read, and on who else has guards of it.
 //! - Rust code must not read past these slices, not even by raw pointers made from them. Only code
 //!   that is outside of Rust's rules (assembly, C) may, and only within the 4096 bytes of the page.
 //!   Bytes past the end of the file have no meaning. Past the folio another thread may be storing.
 //!
 //! # Features
 //!
-//! - `map`, on by default: [`Space`], maps and own memory. Without it, a program has nothing of that.
+//! - `map`, on by default: [`Space`], maps and own memory. Without it, a program has nothing of
+//!   that.
 //! - `serve`, on by default: [`Clients`], memory of other processes. It needs `map`.
 //! - `testing` adds what only tests, benchmarks and comparisons need; each such item says so.
 
-// Where tests live: what the public interface shows, in `crates/pinfold/tests`, made of what is in
-// `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols,
-// in `src/models`.
+// Tests of the public interface are in `crates/pinfold/tests`; those that need internals in a
+// `tests` module beside the code; those of protocols in `src/models`.
 
-// loom builds without the public types, and models without the other tests, so much of the crate is
-// unused there.
+// loom builds without the public types, and models without the other tests: much is unused there.
 #![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
 /// The README's program runs.

@@ -11,12 +11,11 @@
 /// | `borrow`, `optimistic`, `pin` | nothing (a pin: `pinned_bytes`) | `misses` or `waits` |
 /// | an access to a map | nothing | `misses` or `waits`; what is read with the page in `readahead` |
 ///
-/// So there is no hit rate of borrows, optimistic reads or pins. How many *bytes* were read, by
-/// whatever way in, is in [`Cache::sources`](crate::Cache::sources). Calls for many pages count
-/// each read or page. The futures count as the calls without `async`; a miss of theirs may count in
-/// `waits`, too. A miss of a `try_` call counts nowhere, but for `try_read_at`, where it counts in
-/// `reads` and in `fallbacks` or `long_reads`. If more than 64 threads count at a time, some counts
-/// may be lost.
+/// How many *bytes* were read, by whatever way in, is in [`Cache::sources`](crate::Cache::sources).
+/// Calls for many pages count each read or page. The futures count as the calls without `async`; a
+/// miss of theirs may count in `waits`, too. A miss of a `try_` call counts nowhere, but for
+/// `try_read_at`, where it counts in `reads` and in `fallbacks` or `long_reads`. If more than 64
+/// threads count at a time, some counts may be lost.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -27,8 +26,7 @@ pub struct Stats {
     pub short_reads: u64,
     /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Calls of `read_at` within the short-read limit that were repeated under a reference: no
-    /// folio was found at the first page.
+    /// Short reads that were repeated under a reference: no folio was found at the first page.
     pub fallbacks_absent: u64,
     /// The folio was being filled or changed.
     pub fallbacks_changing: u64,
@@ -42,20 +40,17 @@ pub struct Stats {
     pub fallbacks_end_of_file: u64,
     /// The folio changed during the copy.
     pub fallbacks_changed: u64,
-    /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` whose
-    /// first look-up fails counts here, too.
+    /// Folios found up to date to which `read_at` or `get` took a reference, or an `optimistic`
+    /// whose first look-up failed.
     pub counted_hits: u64,
-    /// Folios that a call wanted, and that it began to read: they were neither cached nor on their
-    /// way.
+    /// Folios that a call wanted and began to read: they were neither cached nor on their way.
     pub misses: u64,
-    /// Times a call waited for a folio that was on its way: begun by another thread, ahead of a
-    /// reader, or by the call itself.
+    /// Times a call waited for a folio that was on its way, whoever had begun to read it.
     pub waits: u64,
     /// Folios that the cache began to read ahead of a reader, or for a
     /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
-    /// Folios that were to be read ahead and were not, because as many reads were under way as may
-    /// be.
+    /// Folios that were not read ahead, because as many reads were under way as may be.
     pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
@@ -76,8 +71,7 @@ pub struct Stats {
     pub migrations: u64,
     /// Migrations made so that a folio could be pinned.
     pub pin_migrations: u64,
-    /// Whether borrowing threads and evicting threads are ordered by membarrier(2)
-    /// ([`Options::membarrier`](crate::Options::membarrier)).
+    /// Whether [`Options::membarrier`](crate::Options::membarrier) is in use.
     pub membarrier: bool,
     /// Calls of membarrier(2).
     pub membarriers: u64,
@@ -103,12 +97,11 @@ pub struct Stats {
     pub pinned_bytes: u64,
     /// Bytes of the cache's own tables in the budget: what is known of each page, and the indexes.
     pub metadata_bytes: u64,
-    /// Bytes of the tables by which readers find pages quickly, outside the budget: 4 bytes for
-    /// each 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it has grown.
+    /// Bytes of the tables by which readers find pages quickly, outside the budget
+    /// ([`Options::new`](crate::Options::new)).
     pub directories_bytes: u64,
-    /// Bytes of what else is kept for each file, outside the budget too: about 1.6 KiB for each of
-    /// [`files`](Self::files), mostly counters. Computed from the sizes of its parts: it leaves out
-    /// what the program's allocator adds, and sources that the program implements.
+    /// Bytes of what else is kept for each file, outside the budget too, mostly counters. Computed
+    /// from the sizes of its parts: without what the allocator adds, and sources of the program.
     pub files_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,

@@ -1,11 +1,6 @@
-//! Finding a cached page: the look-ups that all ways in share.
-//!
-//! | look-up | what the caller gets |
-//! |---|---|
-//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated |
-//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled |
-//!
-//! What follows is each way's own: copy, announce, count or pin, then validate the version.
+//! Finding a cached page: the look-ups that all ways in share. [`Handle::found`],
+//! [`Handle::found_at`] and [`Handle::look`] hold nothing: the entry as it was under a version, to
+//! be validated. [`Handle::held`] gives a counted reference, to a cached folio or one just filled.
 //!
 //! # The optimistic look-up, step by step
 //!
@@ -14,8 +9,8 @@
 //! 3. load its identity and its length; a mismatch: another folio has the frame by now, or the file
 //!    ends before the page.
 //!
-//! All of it is inlined into the program's own loops: every instruction here delays the memory
-//! accesses of the reads that follow (docs/cache.md, "What a short read costs").
+//! Then the caller copies, announces, counts or pins, and validates the version. All of it is
+//! inlined into the program's own loops: every instruction here delays the reads that follow.
 
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
@@ -25,18 +20,17 @@ use crate::pages::core::Held;
 use crate::pages::fill;
 use crate::pages::handle::Handle;
 
-/// A folio as an optimistic look-up found it. Nothing holds it: valid if [`Frame::read_retry`] says
-/// so.
+/// Nothing holds it: valid if [`Frame::read_retry`] says so.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub(crate) frame: &'a Frame,
     pub(crate) head: FrameNumber,
-    /// The address of the folio's first byte.
+    /// Of the folio's first byte.
     pub(crate) from: *mut u8,
     pub(crate) stamp: Stamp,
-    /// The offset in the folio of the wanted byte.
+    /// Of the wanted byte, in the folio.
     pub(crate) at: u64,
-    /// The folio's length, in the sense of the [`Want`].
+    /// The folio's length, as the [`Want`] has it.
     pub(crate) span: u64,
 }
 
@@ -49,22 +43,21 @@ pub(crate) trait Want: Copy {
         (mapping, start, span.into())
     }
 
-    /// Whether the wanted bytes, from byte `at` of a folio on, lie within `span`.
+    /// From byte `at` of a folio on, within `span`.
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         at < span
     }
 
-    /// Counts that it was not found, for the reason `WHY`, an [`Event`].
+    /// Counts the reason `WHY`, an [`Event`].
     #[inline(always)]
     fn absent<const WHY: usize>(self, _: &Handle) {}
 
-    /// Counts that the folio has only a part of it.
+    /// The folio has only a part of it.
     #[inline(always)]
     fn misfit(self, _: &Handle, _: &Frame, _: u64) {}
 }
 
-/// A whole page.
 #[derive(Clone, Copy)]
 pub(crate) struct WholePage;
 
@@ -76,13 +69,13 @@ impl Want for WholePage {
     }
 }
 
-/// A page that has at least one byte of the file.
+/// With at least one byte of the file.
 #[derive(Clone, Copy)]
 pub(crate) struct AnyPage;
 
 impl Want for AnyPage {}
 
-/// A whole page, of a folio that a counted guard may be taken of at once.
+/// Of a folio that a counted guard may be taken of at once.
 #[derive(Clone, Copy)]
 pub(crate) struct HoldablePage;
 
@@ -94,7 +87,7 @@ impl Want for HoldablePage {
     }
 }
 
-/// A page, whether its folio has a readahead mark or not; `span` is the whole folio.
+/// With a readahead mark or not; `span` is the whole folio.
 #[derive(Clone, Copy)]
 pub(crate) struct PageOfFolio;
 
@@ -106,16 +99,13 @@ impl Want for PageOfFolio {
     }
 }
 
-/// What the slow path does with a page that has a readahead mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadaheadMark {
-    /// Starts the next readahead.
     Meet,
-    /// Leaves the mark for a reader.
     Leave,
 }
 
-/// Whether a caller waits: for the read of what is absent, and for others to let go of a folio.
+/// For the read of what is absent, and for others to let go of a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MayWait {
     Yes,
@@ -123,7 +113,6 @@ pub(crate) enum MayWait {
 }
 
 impl MayWait {
-    /// What `fill` brings, if the caller waits for it.
     #[inline(always)]
     pub(crate) fn fill<T>(self, fill: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         match self {
@@ -133,26 +122,22 @@ impl MayWait {
     }
 }
 
-/// What a caller gets that waits.
 pub(crate) fn filled<T>(it: Option<T>) -> T {
     it.expect("it was waited for")
 }
 
 impl Handle {
-    /// Looks up what is wanted of `page`.
     #[inline(always)]
     pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
         // Step 1, and the others.
         self.look(self.hint(page), page << PAGE_SHIFT, want)
     }
 
-    /// Looks up what is wanted from byte `offset` of the file on.
     #[inline(always)]
     pub(crate) fn found_at<W: Want>(&self, offset: u64, want: W) -> Option<Found<'_>> {
         self.look(self.hint_of_byte(offset), offset, want)
     }
 
-    /// Steps 2 and 3, for whatever folio is at `head`.
     #[inline(always)]
     pub(crate) fn look<W: Want>(
         &self,
@@ -183,10 +168,10 @@ impl Handle {
         Some(Found { frame, head, from, stamp, at, span })
     }
 
-    /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
-    /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `missing`
-    /// gets a reference if the page is absent; if it gets none, there is no result. With `counted`,
-    /// a page that is present counts as a hit.
+    /// Calls `done` with a reference to the folio that has `page` and was up to date, until it
+    /// returns something: not for a folio dropped meanwhile. `missing` gets a reference if the page
+    /// is absent; if it gets none, there is no result. With `counted`, a page that is present
+    /// counts as a hit.
     #[inline(always)]
     pub(crate) fn held<'a, T>(
         &'a self,
@@ -199,7 +184,7 @@ impl Handle {
         // bounds it.
         loop {
             let held = self.core.hold(&self.mapping, page);
-            // Given back before the miss, which may have to evict: hence no guard in the match.
+            // Given back before the miss, which may have to evict.
             let usable = |held: &Held<'_>| !held.frame().is_changing() && held.is_readable_here();
             let held = match held.filter(usable) {
                 Some(held) => {
@@ -221,7 +206,6 @@ impl Handle {
         }
     }
 
-    /// Starts the next readahead, if the folio has a mark that this reader shall meet.
     #[inline(always)]
     pub(crate) fn meet(&self, mark: ReadaheadMark, held: &Held<'_>) {
         if mark == ReadaheadMark::Meet && held.frame().flags().contains(Flags::READAHEAD) {

@@ -1,6 +1,5 @@
-//! The ways in to cached pages. The fourth, mapping, is `map/`.
-//!
-//! It stands on `pages/`. A file uses only those in the rows below it.
+//! The ways in to cached pages. The fourth, mapping, is `map/`. It stands on `pages/`; a file uses
+//! only those below it.
 //!
 //! ```text
 //! futures/   copying and counted borrows for asynchronous programs

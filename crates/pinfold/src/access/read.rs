@@ -1,7 +1,5 @@
 //! The first way in: copying.
 //!
-//! `read_at`, with its three paths. Misses are `fill`'s.
-//!
 //! | path | when | stores to shared memory |
 //! |---|---|---|
 //! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none; the use count while it is below its maximum |
@@ -15,10 +13,9 @@
 //! 4. copy, by racing loads;
 //! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
 //!
-//! The path holds nothing. The folio says how many of its bytes the file has: a file's length
-//! changes only while no folio with another length is in the index (`freeze::resize`). Step 4 reads
-//! only inside the arena, which stays mapped: each order that a head's entry has had is that of a
-//! folio that began at that frame.
+//! The path holds nothing. The folio says how many of its bytes the file has (`freeze::resize`).
+//! Step 4 reads only inside the arena: each order that a head's entry has had is that of a folio
+//! that began at that frame.
 
 use std::num::NonZero;
 
@@ -34,7 +31,7 @@ use crate::pages::core::Held;
 use crate::pages::fill;
 use crate::pages::handle::Handle;
 
-/// So many bytes, all in one folio. What is not found shortly is `COUNTED`, with the reason.
+/// All in one folio. What is not found shortly is `COUNTED`, with the reason.
 #[derive(Clone, Copy)]
 pub(crate) struct BytesWanted<const COUNTED: bool>(pub(crate) u64);
 
@@ -60,13 +57,11 @@ impl<const COUNTED: bool> Want for BytesWanted<COUNTED> {
 }
 
 impl Handle {
-    /// As pread(2): fewer bytes than asked only at the end of the file, 0 beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         if self.read_shortly(buf, offset) { Ok(buf.len()) } else { self.long(buf, offset, true) }
     }
 
-    /// As [`Self::read_at`], of what is cached at this moment; `None` if any of it is not.
     #[inline(always)]
     pub(crate) fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
         if self.read_shortly(buf, offset) {
@@ -75,7 +70,7 @@ impl Handle {
         self.slowly(buf, offset, (MayWait::Never, true))
     }
 
-    /// The short path, for a read that is counted here.
+    /// The read is counted here.
     #[inline(always)]
     pub(crate) fn read_shortly(&self, buf: &mut [u8], offset: u64) -> bool {
         let Some(bytes) = NonZero::new(buf.len()) else {
@@ -86,7 +81,7 @@ impl Handle {
         self.short(buf, offset)
     }
 
-    /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
+    /// On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
     pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > self.short_max_bytes as usize {
@@ -101,13 +96,12 @@ impl Handle {
         self.copy_found(found, from, buf)
     }
 
-    /// Steps 4 and 5, of a folio that has `buf.len()` bytes from `from` on, where byte `found.at`
-    /// of it is.
+    /// Steps 4 and 5. At `from` is byte `found.at` of the folio.
     #[inline(always)]
     pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
-        // Step 4. SAFETY: `at + bytes` is within the folio's order, so the source lies inside the
-        // arena (see the head) and may be read by racing loads; `buf` is the caller's alone.
+        // Step 4. SAFETY: `at + bytes` is within the folio's order, so inside the arena (see the
+        // head), and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         // Step 5.
         if frame.read_retry(stamp) {
@@ -120,15 +114,14 @@ impl Handle {
         true
     }
 
-    /// All of it, waiting for what is absent. With `counted`, a folio that is present counts as a
-    /// hit.
+    /// With `counted`, a folio that is present counts as a hit.
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
         self.slowly(buf, offset, (MayWait::Yes, counted)).map(filled)
     }
 
-    /// In pieces, each of one folio. `None` if something is absent and the caller may not wait.
+    /// In pieces, each of one folio. `None`: something is absent, and the caller may not wait.
     #[cold]
     #[inline(never)]
     pub(crate) fn slowly(
@@ -150,8 +143,7 @@ impl Handle {
         Ok(Some(done))
     }
 
-    /// Error: [`ErrorKind::Invalid`] if a read of `buf` at `offset` ends beyond the largest file
-    /// offset.
+    /// Error: [`ErrorKind::Invalid`].
     pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
@@ -160,8 +152,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end
-    /// of the file.
+    /// What is in the folio at `offset`, under a reference; 0 at the end of the file.
     #[inline(always)]
     fn piece(
         &self,
@@ -173,8 +164,7 @@ impl Handle {
             return Ok(Some(0));
         }
         let page = offset >> PAGE_SHIFT;
-        // From the start of the page: otherwise a read across two pages looks like two reads in a
-        // row.
+        // From the start of the page: else a read across two pages looks like two in a row.
         let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
         self.held(
             page,
@@ -184,10 +174,8 @@ impl Handle {
         )
     }
 
-    /// Copies from a folio that is held, has the page and was up to date; returns how many bytes.
-    ///
-    /// Everything is read from the entry before the copy, while this core still has the entry's
-    /// line: other readers of the folio take it away.
+    /// Copies from a folio that is held, has the page and was up to date. Everything is read from
+    /// the entry before the copy: other readers of the folio take its line away.
     #[inline(always)]
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
@@ -195,8 +183,8 @@ impl Handle {
         if !held.frame().is_used_most() {
             note_use(self, held.frame(), held.head(), (at, bytes));
         }
-        // SAFETY: inside the folio, which the reference keeps; the bytes of a folio with holders
-        // never change. `buf` is the caller's alone.
+        // SAFETY: inside the folio, whose bytes never change under the reference; `buf` is the
+        // caller's.
         unsafe {
             let from = held.address(&self.mapping).cast_const().wrapping_add(at);
             copy_still(buf.as_mut_ptr(), from, bytes);
@@ -205,8 +193,7 @@ impl Handle {
     }
 }
 
-/// Notes a read of so many bytes from that byte of the folio on, unless the thread read these pages
-/// last.
+/// Unless the thread read these pages last.
 #[inline(always)]
 fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
     // At least a byte, or nothing was read.
@@ -216,15 +203,14 @@ fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usi
     }
 }
 
-/// Counts why a short read failed. One function per reason: a reason that is an argument or a
-/// result would cost the hit path a register.
+/// One function per reason: an argument or a result would cost the hit path a register.
 #[cold]
 #[inline(never)]
 fn not_shortly<const WHY: usize>(handle: &Handle) {
     handle.counters().count_numbered::<WHY>();
 }
 
-/// Counts why the short read does not apply to `bytes` bytes from `at` of the folio on.
+/// Why the short read does not apply to `bytes` bytes from `at` of the folio on.
 #[cold]
 #[inline(never)]
 fn not_in(handle: &Handle, frame: &Frame, at: u64, bytes: u64) {

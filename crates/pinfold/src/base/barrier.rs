@@ -1,10 +1,8 @@
-//! The fence between announcing and freezing a folio, in two halves (`pages/readers/mod.rs`).
-//!
-//! The reader's half is on the hot path; the freezer pays its half once per batch. membarrier(2)
-//! moves the reader's half to the freezer: when the call returns, every running thread of the
-//! process has executed a full fence since the call began, and a thread that was not running
-//! executed one when it was switched off. The reader then only keeps the compiler from reordering
-//! the two.
+//! The fence between announcing and freezing a folio, in two halves (`pages/readers/mod.rs`). The
+//! reader's is on the hot path; the freezer pays its own once per batch. membarrier(2) moves the
+//! reader's half to the freezer: when it returns, every thread of the process has executed a full
+//! fence since the call began, or when it was switched off. The reader then only keeps the compiler
+//! from reordering the two.
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};
@@ -12,9 +10,9 @@ use crate::base::sync::{Ordering, fence};
 /// How borrowing threads are ordered with threads that evict, move or split folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Barrier {
-    /// By membarrier(2), called by the thread that evicts: a borrow has no fence.
+    /// By membarrier(2), called by the freezer: a borrow has no fence.
     Membarrier,
-    /// By a full fence in each borrow: the fallback where the system refuses membarrier(2).
+    /// By a full fence in each borrow.
     FullFence,
 }
 
@@ -67,7 +65,6 @@ fn full_fence() {
 mod system {
     use rustix::thread::MembarrierCommand::{PrivateExpedited, RegisterPrivateExpedited};
 
-    /// Registers the process; repeating it is harmless.
     pub(crate) fn register() -> bool {
         rustix::thread::membarrier(RegisterPrivateExpedited).is_ok()
     }
@@ -77,8 +74,8 @@ mod system {
     }
 }
 
-/// loom has no membarrier: both halves are full fences there, which is what a light fence is
-/// equivalent to beside a heavy one (P1202, "Asymmetric fences").
+/// loom has no membarrier: a light fence beside a heavy one is equivalent to two full ones (P1202,
+/// "Asymmetric fences").
 #[cfg(loom)]
 mod system {
     pub(crate) fn register() -> bool {
@@ -90,7 +87,6 @@ mod system {
     }
 }
 
-/// Its effect on the store buffers that a model under shuttle may have.
 #[cfg(shuttle)]
 mod system {
     use crate::base::mutant::{self, Mutant};

@@ -3,14 +3,12 @@
 use std::cell::Cell;
 use std::num::NonZero;
 use std::ops::RangeInclusive;
-// Not from `crate::base::sync`: no protocol depends on a counter, and a model checker would explore
-// every value.
+// Not from `crate::base::sync`: no protocol depends on a counter.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads that have a shard of their own, at most 64; the others share the last one.
 const SHARDS: usize = crate::base::sizes::COUNTER_SHARDS;
 
-/// The events that are counted, besides the sizes of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Event {
@@ -51,12 +49,11 @@ pub(crate) const READ_SIZE_BUCKETS: usize = 32;
 
 const EVENTS: usize = Event::Migration as usize + 1;
 
-/// One thread's counters.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    /// The head that this thread read last, and the pages of its folio from which and to which:
-    /// reading on in that folio is not a further use.
+    /// The head that this thread read last, and the first and last of its folio's pages: reading on
+    /// there is not a further use.
     last: AtomicU64,
     reads: [AtomicU64; READ_SIZE_BUCKETS],
     events: [AtomicU64; EVENTS],
@@ -71,21 +68,18 @@ impl Shard {
         }
     }
 
-    /// Counts a read of `bytes` bytes.
     #[inline(always)]
     pub(crate) fn count_read(&self, bytes: NonZero<usize>) {
         self.count_reads(bytes, 1);
     }
 
-    /// Counts `n` reads of `bytes` bytes each.
     #[inline(always)]
     pub(crate) fn count_reads(&self, bytes: NonZero<usize>, n: u64) {
         add(&self.reads[(bytes.ilog2() as usize).min(READ_SIZE_BUCKETS - 1)], n);
     }
 
     /// Whether the thread comes to the folio of `head` from another one. `None` if what it read
-    /// last were these very pages of it, numbered from the folio's first. Of a shard that threads
-    /// share: one of them.
+    /// last were these very pages of it, numbered from the folio's first.
     #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32, pages: RangeInclusive<u16>) -> Option<bool> {
         let now = u64::from(head) << 32 | u64::from(*pages.start()) << 16 | u64::from(*pages.end());
@@ -99,15 +93,13 @@ impl Shard {
     }
 }
 
-/// A load and a store, as a shard has one writer. Threads that share the last shard may lose an
-/// addition.
+/// A shard has one writer; threads that share the last one may lose an addition.
 #[inline(always)]
 fn add(counter: &AtomicU64, n: u64) {
     // Relaxed, both: counters order nothing.
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
-/// All shards of a cache.
 #[derive(Debug)]
 pub(crate) struct Counters {
     /// Inline, not behind a pointer: one load less per read.
@@ -130,7 +122,6 @@ impl Counters {
         unsafe { &*shard }
     }
 
-    /// Adds 1 to the event number `EVENT`.
     pub(crate) fn count_numbered<const EVENT: usize>(&self) {
         const { assert!(EVENT < EVENTS, "no such event") }
         add(&self.shard().events[EVENT], 1);
@@ -140,7 +131,7 @@ impl Counters {
         self.add(event, 1);
     }
 
-    /// Adds `n` to `event`. Exact, for events that must balance: starts and ends of fills and pins.
+    /// Exact for events that must balance: starts and ends of fills and pins.
     #[inline]
     pub(crate) fn add(&self, event: Event, n: u64) {
         let counter = &self.shard().events[event as usize];
@@ -156,14 +147,11 @@ impl Counters {
         }
     }
 
-    /// The sum of `event` over all shards.
     pub(crate) fn sum(&self, event: Event) -> u64 {
         // Relaxed, here and below: the sum is approximate while threads count.
         self.shards.iter().map(|shard| shard.events[event as usize].load(Ordering::Relaxed)).sum()
     }
 
-    /// Reads by size: bucket 0 has empty reads, bucket n + 1 reads of 2^n to 2^(n+1) - 1 bytes, the
-    /// last bucket also all longer ones.
     pub(crate) fn reads(&self) -> [u64; READ_SIZE_BUCKETS] {
         let mut reads = [0; READ_SIZE_BUCKETS];
         reads[0] = self.sum(Event::EmptyRead);
@@ -178,7 +166,7 @@ impl Counters {
 
 thread_local! {
     /// The thread's shard in every cache, as a byte offset into `Counters::shards`; `usize::MAX`
-    /// before the first count. It has no destructor, so it can be used at any time in a thread's
+    /// before the first count. Without a destructor, so it can be used at any time in a thread's
     /// life.
     static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Gives the shard back when the thread ends.
@@ -194,7 +182,7 @@ impl Drop for LeavingThread {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS {
-            // Release: pairs with the acquire in `take_seat`: the next thread goes on from these
+            // Release: pairs with the acquire in `take_seat`, whose thread goes on from these
             // counts.
             TAKEN.fetch_and(!(1 << seat), Ordering::Release);
         }
@@ -205,7 +193,7 @@ impl Drop for LeavingThread {
 #[inline(never)]
 fn take_seat() -> usize {
     let free = |taken: u64| (taken.trailing_ones() < SHARDS as u32).then(|| taken | (taken + 1));
-    // A thread that is ending gets the shared shard: it would not give another one back.
+    // A thread that is ending would not give another one back.
     let taken = match LEAVING.try_with(|_| ()) {
         // Acquire: pairs with the release of the thread that left it.
         Ok(()) => TAKEN.fetch_update(Ordering::Acquire, Ordering::Relaxed, free).ok(),

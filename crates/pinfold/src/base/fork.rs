@@ -1,28 +1,25 @@
 //! Forked children, and the process that owns a cache.
 //!
 //! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork:
-//! mutexes are locked, maps half changed, reads in flight for ever. So hits of any kind go on (but
-//! of pages whose bytes are outside: `pages/outside.rs`), as they take no lock, and `try_` calls
-//! return `None`; what needs a lock, a thread or the source is
-//! [`ErrorKind::Forked`](crate::ErrorKind::Forked); a drop gives nothing back and waits for
-//! nothing, and the cache stays in memory until the child ends or calls exec.
+//! mutexes are locked, reads in flight for ever. Hits go on, as they take no lock (but for bytes
+//! that are outside: `pages/outside.rs`), and `try_` calls return `None`; what needs a lock, a
+//! thread or the source is [`ErrorKind::Forked`](crate::ErrorKind::Forked); a drop gives nothing
+//! back and waits for nothing.
 //!
 //! Hits check nothing: this is asked after a hit has failed. `posix_spawn`, which shares memory
-//! until exec, runs none of this code and need not.
+//! until exec, runs none of this code.
 
 use std::io;
 // Not from `crate::base::sync`: models do not fork.
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// How often this process, counted from its first ancestor that had a cache, is the child of a
-/// fork.
+/// How often this process is the child of a fork, counted from its first ancestor with a cache.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process in which something was made. Forks are counted once there is an [`OwnerProcess`].
+/// The process in which something was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Birth(u32);
 
-/// The process that a cache belongs to.
 #[derive(Debug)]
 pub(crate) struct OwnerProcess {
     birth: Birth,
@@ -34,7 +31,6 @@ impl Birth {
         Birth(FORKS.load(Ordering::Relaxed)) // see `is_here`
     }
 
-    /// Whether it was made in this process. Cost: one load.
     pub(crate) fn is_here(self) -> bool {
         // Relaxed: it changes only before fork returns, while the child has no other thread.
         FORKS.load(Ordering::Relaxed) == self.0
@@ -42,11 +38,10 @@ impl Birth {
 }
 
 impl OwnerProcess {
-    /// This process.
     /// Error: the system has no memory to register the fork handler.
     pub(crate) fn here() -> io::Result<Self> {
-        // Not a `OnceLock`: forked in the middle of that, a child would wait for ever. Threads that
-        // come at once may register it several times, which counts one fork as several: no harm.
+        // Not a `OnceLock`: forked in the middle of that, a child would wait for ever. Registered
+        // several times, one fork counts as several: no harm.
         static REGISTERED: AtomicBool = AtomicBool::new(false);
         // Relaxed, both: the handler is the system's, and nothing else depends on this.
         if !REGISTERED.load(Ordering::Relaxed) {
@@ -69,7 +64,6 @@ impl OwnerProcess {
     }
 }
 
-/// Runs in the child, before fork returns there.
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed); // see `Birth::is_here`
 }

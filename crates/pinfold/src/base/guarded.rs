@@ -1,11 +1,10 @@
-//! Calls that may panic, so that others do not suffer for it: a panic of a source is an error of
-//! the source, and one of a completion or of a function of `Request::on_stop` concerns no other
-//! request.
+//! Calls that may panic: a panic of a source is an error of it, and one of a completion or of a
+//! function of `Request::on_stop` concerns no other request.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls the source and turns a panic into an error: other threads may wait for the result.
+/// Turns a panic into an error: other threads may wait for the result.
 pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     if cfg!(loom) {
         return call(); // the checker's own panics end the model
@@ -24,7 +23,6 @@ pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io
     })
 }
 
-/// Makes a call that returns nothing, and whose panic concerns nobody but the panic hook.
 pub(crate) fn quietly(what: &str, call: impl FnOnce()) {
     let _ = guarded(what, || {
         call();

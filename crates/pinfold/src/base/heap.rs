@@ -1,11 +1,10 @@
 //! The program's allocator, where it may have no memory: under a limit of the process (`RLIMIT_AS`,
-//! `RLIMIT_DATA`), or of an allocator of the program's own.
+//! `RLIMIT_DATA`), or of the allocator.
 //!
-//! The collections of the standard library end the process then. That is no answer where nobody has
+//! The standard library's collections end the process then, which is no answer where nobody has
 //! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`], and
-//! before the small blocks they ask [`has_room`]. Where there is none, it frees a part of a
-//! reserve, which is allocated when the first space is made, and again once there is room. It is no
-//! promise.
+//! before small blocks they ask [`has_room`]. Where there is none, it frees a part of a reserve,
+//! which the first space allocates. It is no promise.
 
 #[cfg(all(feature = "map", not(loom)))]
 use std::alloc::alloc_zeroed;
@@ -15,27 +14,23 @@ use std::ptr;
 // Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What a fault, or a turn of eviction, may take in small blocks at a time, and some more for
-/// others.
+/// What a fault, or a turn of eviction, may take in small blocks at a time, and some more.
 const ROOM_BYTES: usize = 32 << 10;
 
-/// A block of the reserve: below what allocators map by itself, which the system might not map
-/// again.
+/// A block of the reserve: below what allocators map by itself.
 const BLOCK: Layout = match Layout::from_size_align(2 * ROOM_BYTES, 16) {
     Ok(layout) => layout,
     Err(_) => panic!("the alignment is a power of two"),
 };
 
-/// How many there are.
 const BLOCKS: usize = 8;
 
-/// A word is null, or a block that nobody uses.
+/// Each is null, or a block that nobody uses.
 static RESERVE: [AtomicPtr<u8>; BLOCKS] = [const { AtomicPtr::new(ptr::null_mut()) }; BLOCKS];
 
-/// How many blocks are missing, more or less: a hint. None until there is a space.
+/// About how many blocks are missing. None until there is a space.
 static MISSING: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocates the reserve, as far as there is memory.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn reserve() {
     static IS_KEPT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
@@ -46,7 +41,6 @@ pub(crate) fn reserve() {
     (0..missing).for_each(|_| fill_one());
 }
 
-/// Allocates a block of the reserve, if there is memory.
 fn fill_one() {
     // SAFETY: the size is not zero.
     let block = unsafe { alloc(BLOCK) };
@@ -66,7 +60,6 @@ fn fill_one() {
     }
 }
 
-/// Frees a block of the reserve. False: there is none.
 fn free_one() -> bool {
     // Acquire: pairs with the release in `fill_one`.
     let blocks = RESERVE.iter().map(|slot| slot.swap(ptr::null_mut(), Ordering::Acquire));
@@ -90,8 +83,7 @@ unsafe impl Zeroable for u8 {}
 #[cfg(all(feature = "map", not(loom)))]
 unsafe impl Zeroable for u32 {}
 
-/// `n` zeros; from what the reserve gives back, if need be. `None`: the allocator has no memory for
-/// them.
+/// `n` zeros, by the reserve if need be. `None`: there is no memory for them.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
     let layout = Layout::array::<T>(n).ok()?;
@@ -110,7 +102,7 @@ pub(crate) fn zeroed<T: Zeroable>(n: usize) -> Option<Box<[T]>> {
     (!at.is_null()).then(|| unsafe { Box::from_raw(all) })
 }
 
-/// Whether the allocator has room for small blocks; by what is left of the reserve, if need be.
+/// Whether there is room for small blocks; by the reserve, if need be.
 pub(crate) fn has_room() -> bool {
     #[cfg(test)]
     if HAS_NO_ROOM.get() {
@@ -135,7 +127,6 @@ std::thread_local! {
     pub(crate) static HAS_NO_ROOM: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether there is room now.
 fn probe() -> bool {
     let mut probe = Vec::<u8>::new();
     // The compiler may leave out what nobody sees.

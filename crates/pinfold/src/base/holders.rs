@@ -1,5 +1,4 @@
-//! The list of pins: what is pinned, from where, since when. It costs each pin a lock, so it exists
-//! only with [`Options::track_pins`](crate::Options::track_pins).
+//! The list of pins, with [`Options::track_pins`](crate::Options::track_pins).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +7,6 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-// Not from `crate::base::sync`: no protocol depends on it.
 use crate::base::sync::locks::Mutex;
 
 use crate::base::fork::Birth;
@@ -41,7 +39,6 @@ impl fmt::Display for PinHolder {
     }
 }
 
-/// The list of one cache, if it has one.
 #[derive(Debug)]
 pub(crate) struct Holders {
     list: Option<Mutex<PinList>>,
@@ -50,7 +47,6 @@ pub(crate) struct Holders {
 
 #[derive(Debug, Default)]
 struct PinList {
-    /// The number given last.
     last: u64,
     by_number: BTreeMap<u64, PinHolder>,
 }
@@ -60,12 +56,12 @@ impl Holders {
         Holders { list: kept.then(Mutex::default), birth: Birth::here() }
     }
 
-    /// The list. `None` also in a forked child, where its lock may be held for ever.
+    /// `None` also in a forked child, where its lock may be held for ever.
     fn list(&self) -> Option<&Mutex<PinList>> {
         self.list.as_ref().filter(|_| self.birth.is_here())
     }
 
-    /// Adds a pin; returns its number, 0 if there is no list.
+    /// Returns the pin's number, 0 if there is no list.
     #[inline]
     pub(crate) fn add(
         &self,
@@ -89,7 +85,6 @@ impl Holders {
         list.insert(other)
     }
 
-    /// Removes the bytes before `start`.
     pub(crate) fn shrink(&self, number: u64, start: u64) {
         let Some(list) = self.list() else { return };
         if let Some(holder) = list.lock().by_number.get_mut(&number) {
@@ -103,7 +98,6 @@ impl Holders {
         list.lock().by_number.remove(&number);
     }
 
-    /// All pins, the oldest first; `None` if there is no list.
     pub(crate) fn all(&self) -> Option<Vec<PinHolder>> {
         Some(self.list()?.lock().by_number.values().cloned().collect())
     }

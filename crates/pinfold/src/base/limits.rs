@@ -1,14 +1,13 @@
 //! Limits: of the process, that the system does not answer by an error, and of what somebody holds.
 
 use std::io;
-// Not from `crate::base::sync`: a level, compared with a limit, on which no protocol depends.
+// Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Whether a file may reach up to byte `end`. Beyond the process's limit for files (`ulimit -f`)
-/// the kernel would answer by SIGXFSZ, which ends a program that does not expect it. Cost: a system
-/// call. Error: `EFBIG`, which is what the kernel says where the signal is ignored.
+/// Beyond the process's limit for files (`ulimit -f`) the kernel would answer by SIGXFSZ, which
+/// ends a program. Cost: a system call. Error: `EFBIG`, as where the signal is ignored.
 pub(crate) fn check_file_end(end: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(most) if end > most => Err(rustix::io::Errno::FBIG.into()),
@@ -16,7 +15,6 @@ pub(crate) fn check_file_end(end: u64) -> io::Result<()> {
     }
 }
 
-/// A number with a limit: pages that somebody holds for long, threads that evict.
 #[derive(Debug, Default)]
 pub(crate) struct Level(AtomicU32);
 
@@ -26,14 +24,13 @@ pub(crate) struct Level(AtomicU32);
 pub(crate) struct Added<'a>(&'a Level, u32);
 
 impl Level {
-    /// Adds `n`, unless that were more than `most` then: `Err` says what there is.
+    /// Adds `n`, unless that were more than `most`: `Err` says what there is.
     pub(crate) fn add(&self, n: u32, most: u32) -> Result<(), u32> {
         let more = |now: u32| now.checked_add(n).filter(|all| *all <= most);
         // Relaxed, here and below: a level, compared with a limit.
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop)
     }
 
-    /// [`add`](Self::add), until what this returns is dropped.
     pub(crate) fn hold(&self, n: u32, most: u32) -> Option<Added<'_>> {
         self.add(n, most).ok().map(|()| Added(self, n))
     }

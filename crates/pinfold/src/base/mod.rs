@@ -1,6 +1,4 @@
-//! What any floor may use. It stands on nothing of this crate.
-//!
-//! A file uses only those in the rows below it.
+//! What any floor may use. It stands on nothing of this crate; a file uses only those below it.
 //!
 //! ```text
 //! wait       waiting for a change of a folio: threads sleep, futures leave a waker

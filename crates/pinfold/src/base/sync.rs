@@ -1,10 +1,7 @@
-//! The only module that replaces std by a model checker's types.
-//!
-//! Everything that threads of this crate share is built from the names here. Under `--cfg loom`
-//! they are loom's, and the code runs in every interleaving that loom distinguishes. Under `--cfg
-//! shuttle` they are std's with scheduling points in between, at which shuttle may switch threads
-//! (`sync/scheduled.rs`): whole caches run, in random schedules. docs/models.md lists which model
-//! runs what.
+//! The only module that replaces std by a model checker's types: what threads of this crate share
+//! is built from the names here. Under `--cfg loom` they are loom's. Under `--cfg shuttle` they are
+//! std's with points in between at which shuttle may switch threads (`sync/scheduled.rs`).
+//! docs/models.md lists which model runs what.
 
 pub(crate) mod locks;
 #[cfg(feature = "map")]
@@ -17,7 +14,6 @@ use crate::base::mutant::{self, Mutant};
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-// shuttle's models have no directory that grows, which is all that these two are for.
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
@@ -27,7 +23,6 @@ pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thre
 #[cfg(not(shuttle))]
 pub(crate) use std::thread;
 
-// A model's threads are not the system's.
 #[cfg(loom)]
 pub(crate) use loom::thread_local;
 #[cfg(shuttle)]
@@ -35,8 +30,7 @@ pub(crate) use shuttle::thread_local;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::thread_local;
 
-/// Whether this thread unwinds from a failed model: its atomics are gone then, or are in a state
-/// that no destructor expects.
+/// Whether this thread unwinds from a failed model, whose atomics are gone or in any state.
 #[inline(always)]
 pub(crate) fn model_failed() -> bool {
     cfg!(any(loom, shuttle)) && std::thread::panicking()
@@ -47,8 +41,8 @@ pub(crate) use loom::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-/// Another thread may go on here: between two steps that no access to a word of this module
-/// separates. In models, and under the stress's mutants; otherwise nothing.
+/// Another thread may go on here, where no access to a word of this module separates two steps: in
+/// models, and under the stress's mutants.
 #[cfg(feature = "map")]
 #[inline(always)]
 pub(crate) fn between_steps() {
@@ -58,18 +52,18 @@ pub(crate) fn between_steps() {
 }
 
 /// The fence of a thread that stores to words of a frame that readers without a reference load:
-/// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame and
-/// before its first store: the fence of the thread that made the version odd orders only that
-/// thread's own stores. `without` is the mutant that omits this fence.
+/// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame:
+/// the fence of the thread that made the version odd orders only its own stores. `without` is the
+/// mutant that omits this fence.
 #[inline(always)]
 pub(crate) fn fence_before_racing_stores(without: Mutant) {
     // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
-    // something stored after this fence sees, after its own fence, the odd version, which happened
-    // before this fence (through the allocator's mutex, a queue's, or a reference).
+    // something stored after this fence sees the odd version, which happened before it (through the
+    // allocator's mutex, a queue's, or a reference).
     if !mutant::on(without) && !mutant::on(Mutant::RefillUnfenced) {
         fence(Ordering::Release);
     }
-    // The next stores bypass the buffers (`Extent::store`, and machine instructions).
+    // The next stores bypass the buffers.
     #[cfg(shuttle)]
     scheduled::empty_own_buffer();
 }
@@ -135,7 +129,6 @@ pub(crate) use raw::MutexGuard;
 #[cfg(feature = "map")]
 pub(crate) use read_write::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A mutex, which a panic does not poison.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(raw::RawMutex<T>);
 
@@ -149,8 +142,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A condition variable for [`Mutex`]. Who notifies must have held the mutex since the change that
-/// is waited for. A notification that nobody waits for costs a load.
+/// For [`Mutex`]. Who notifies must have held the mutex since the change. A notification that
+/// nobody waits for costs a load.
 #[derive(Debug)]
 pub(crate) struct Condvar {
     queue: raw::RawCondvar,
@@ -163,12 +156,10 @@ impl Condvar {
         Condvar { queue: raw::RawCondvar::new(), waiters: AtomicU32::new(0) }
     }
 
-    /// Sleeps until woken; spurious wake-ups are possible.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.counted(|queue| raw::wait(queue, guard))
     }
 
-    /// Sleeps until woken or for `timeout`; spurious wake-ups are possible. `guard` is of `mutex`.
     pub(crate) fn wait_timeout<'a, T>(
         &self,
         mutex: &'a Mutex<T>,
@@ -178,15 +169,14 @@ impl Condvar {
         self.counted(|queue| raw::wait_timeout(queue, &mutex.0, guard, timeout))
     }
 
-    /// How many threads sleep, or are about to.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn waiters(&self) -> u32 {
         self.waiters.load(Ordering::Relaxed)
     }
 
     fn counted<G>(&self, wait: impl FnOnce(&raw::RawCondvar) -> G) -> G {
-        // Relaxed, here and below: a waiter that has not seen the change held the mutex before the
-        // notifier did, and was counted by then.
+        // Relaxed, here and below: a waiter that has not seen the change was counted before the
+        // notifier took the mutex.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let guard = wait(&self.queue);
         self.waiters.fetch_sub(1, Ordering::Relaxed);

@@ -1,10 +1,7 @@
-//! Starting the cache's threads: without signals, and with an error that says what was not started.
-//!
-//! Every thread of the cache blocks all signals that a program can be sent: so a signal handler of
-//! the program never waits on a thread of the cache for what this thread alone can give it. The
-//! signals that an instruction of the thread itself causes stay as they are: the kernel would end
-//! the process if they were blocked, and a source of the program may rely on a handler for one of
-//! them.
+//! Starting the cache's threads. Each blocks all signals that a program can be sent, so a signal
+//! handler never waits on a thread of the cache for what this thread alone can give it. The signals
+//! that an instruction of the thread causes stay: the kernel would end the process if they were
+//! blocked.
 
 use std::io;
 use std::ptr;
@@ -13,16 +10,13 @@ use std::thread::{Builder, JoinHandle};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// Signals that an instruction of a thread causes in that thread.
 const CAUSED: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 
-/// The system did not start a thread.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("cannot start the thread {name}: {cause}{}", limits(cause))]
 pub(crate) struct NotStarted {
     pub(crate) name: &'static str,
-    /// The system's error.
     pub(crate) cause: Arc<io::Error>,
 }
 
@@ -32,7 +26,7 @@ impl From<NotStarted> for io::Error {
     }
 }
 
-/// What may be the reason, as the system has one error for all limits.
+/// The system has one error for all limits.
 pub(crate) fn limits(cause: &io::Error) -> &'static str {
     match cause.raw_os_error() {
         Some(libc::EAGAIN) => {
@@ -48,8 +42,7 @@ pub(crate) fn limits(cause: &io::Error) -> &'static str {
 }
 
 /// Starts a thread, which blocks signals. It runs when this returns: what the standard library
-/// makes for it is there, whatever limit the program sets then. Error: the system does not start
-/// it.
+/// makes for it is there, whatever limit the program sets then.
 pub(crate) fn start<T: Send + 'static>(
     name: &'static str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -66,8 +59,8 @@ pub(crate) fn start<T: Send + 'static>(
         .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
 }
 
-/// Whether the process may have the mappings of one more thread: a new thread that finds none for
-/// its alternate stack ends the process. Error: the system refuses them.
+/// Whether the process may have the mappings of one more thread: one that finds none for its
+/// alternate stack ends the process.
 fn has_room_for_one() -> io::Result<()> {
     /// A stack of the standard library's, and some more.
     const BYTES: usize = (2 << 20) + (256 << 10);
@@ -85,8 +78,7 @@ fn has_room_for_one() -> io::Result<()> {
     parts.into_iter().try_for_each(|part| Ok(part?))
 }
 
-/// Calls `start`, which starts a thread: that inherits the mask of this one, which blocks signals
-/// for so long.
+/// Calls `start`; a thread that it starts inherits the mask of this one, which blocks signals.
 pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
     // SAFETY: an empty set is one.
     let (mut all, mut own): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };

@@ -8,11 +8,9 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::WAIT_STRIPES as STRIPES;
 use crate::base::sync::{self, Condvar, Mutex, MutexGuard};
 
-/// Wait queues, shared by all folios of a cache.
-///
-/// A waiter checks its condition under the stripe's mutex, and falls asleep or leaves its waker
-/// before it releases it. Who wakes makes the condition true, then takes the mutex, so that no
-/// waiter is between its check and its sleep, and wakes all.
+/// Wait queues, shared by all folios of a cache. A waiter checks its condition under the stripe's
+/// mutex, and falls asleep or leaves its waker before it releases it. Who wakes makes the condition
+/// true, then takes the mutex, so that no waiter is in between, and wakes all.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     stripes: Box<[Stripe]>,
@@ -24,7 +22,6 @@ struct Stripe {
     wake: Condvar,
 }
 
-/// What a future left that waits.
 #[derive(Debug)]
 struct Left {
     key: u32,
@@ -32,7 +29,7 @@ struct Left {
     waker: Waker,
 }
 
-/// Tells one future from the others that wait; it has one for its whole life.
+/// Tells one future from the others that wait, for its whole life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
@@ -57,7 +54,7 @@ impl Waiters {
         &self.stripes[(key ^ (key >> 6) ^ (key >> 9)) as usize % STRIPES]
     }
 
-    /// Sleeps until `done` is true. `done` must become true before [`Self::wake`] for the same key.
+    /// Sleeps until `done`, which must become true before [`Self::wake`] for the same key.
     pub(crate) fn wait(&self, key: u32, mut done: impl FnMut() -> bool) {
         let stripe = self.stripe(key);
         let mut guard = stripe.futures.lock();
@@ -68,7 +65,7 @@ impl Waiters {
     }
 
     /// Whether `done` is true. If not, leaves `waker`, which the next [`Self::wake`] for `key`
-    /// wakes; `done` must become true before that.
+    /// wakes.
     pub(crate) fn poll(
         &self,
         key: u32,
@@ -79,8 +76,7 @@ impl Waiters {
         if mutant::on(Mutant::LeaveUnlocked) && done() {
             return true;
         }
-        // A waker is the program's: cloned before the mutex is taken, and the one before it is
-        // dropped after it was released.
+        // A waker is the program's: cloned and dropped without the mutex.
         let mut waker = waker.clone();
         mutant::pause();
         let mut futures = self.stripe(key).futures.lock();
@@ -98,32 +94,29 @@ impl Waiters {
         false
     }
 
-    /// The future does not wait any more.
     pub(crate) fn leave(&self, key: u32, ticket: Ticket) {
         if mutant::on(Mutant::DropKeepsWaker) {
             return;
         }
         let mut futures = self.stripe(key).futures.lock();
         let left = futures.iter().position(|left| left.ticket == ticket);
-        // Dropped without the mutex: a waker is the program's.
         let left = left.map(|at| futures.swap_remove(at));
         drop(futures);
         drop(left);
     }
 
-    /// Whether no future waits.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn is_empty(&self) -> bool {
         self.stripes.iter().all(|stripe| stripe.futures.lock().is_empty())
     }
 
-    /// Wakes all that wait for `key`. The caller holds no lock.
+    /// The caller holds no lock.
     pub(crate) fn wake(&self, key: u32) {
         drop(self.wake_later(key));
     }
 
     /// [`wake`](Self::wake) for a caller that holds a lock: wakes the threads, and hands over the
-    /// futures that the caller wakes when it has released the lock.
+    /// futures, which the caller wakes when it has released the lock.
     pub(crate) fn wake_later(&self, key: u32) -> Woken {
         let stripe = self.stripe(key);
         if mutant::on(Mutant::WakeUnlocked) {
@@ -136,7 +129,6 @@ impl Waiters {
     }
 }
 
-/// Waits as a future until `done` is true, as [`Waiters::wait`] does as a thread.
 #[cfg(feature = "map")]
 pub(crate) async fn until(waiters: &Waiters, key: u32, done: impl Fn() -> bool) {
     struct Leaves<'w>(&'w Waiters, u32, Ticket);
@@ -153,14 +145,13 @@ pub(crate) async fn until(waiters: &Waiters, key: u32, done: impl Fn() -> bool) 
     .await;
 }
 
-/// Futures that are woken when this is dropped, or at the end of [`together`]. Wakers are the
-/// program's, and may enter the cache: no lock may be held then.
+/// Futures that are woken when this is dropped, or at the end of [`together`]: with no lock held,
+/// as wakers are the program's, and may enter the cache.
 #[derive(Debug, Default)]
 #[must_use = "dropped at once, it wakes under the caller's locks"]
 pub(crate) struct Woken(Vec<Left>);
 
 impl Woken {
-    /// Adds those of `more`.
     pub(crate) fn add(&mut self, mut more: Woken) {
         self.0.append(&mut more.0);
     }
@@ -176,7 +167,7 @@ impl Drop for Woken {
 
 #[cfg(not(loom))]
 sync::thread_local! {
-    /// Of futures, for the end of the call of [`together`] that this thread is in.
+    /// For the end of the call of [`together`] that this thread is in.
     static LATER: RefCell<Later> = const { RefCell::new(None) };
 }
 #[cfg(loom)]
@@ -186,7 +177,7 @@ sync::thread_local! {
 
 type Later = Option<Vec<Waker>>;
 
-/// What `body` does with the thread's list. `None`: a thread that ends may have none any more.
+/// `None`: a thread that ends may have no list any more.
 fn with_later<R>(body: impl FnOnce(&mut Later) -> R) -> Option<R> {
     if sync::model_failed() {
         return None;
@@ -194,7 +185,7 @@ fn with_later<R>(body: impl FnOnce(&mut Later) -> R) -> Option<R> {
     LATER.try_with(|later| body(&mut later.borrow_mut())).ok()
 }
 
-/// Wakes a future, at once or at the end of [`together`]. The caller holds no lock.
+/// At once or at the end of [`together`]. The caller holds no lock.
 pub(crate) fn wake(waker: Waker) {
     let mut now = Some(waker);
     with_later(|later| {
@@ -209,9 +200,9 @@ pub(crate) fn wake(waker: Waker) {
 }
 
 /// Ends several reads by `land`, and only then wakes the futures that waited for them: one that is
-/// woken by the first would contend for the locks that landing the others takes, and poll for one
-/// page at a time; and a waker that runs here must not find that what it wants is on its way by
-/// this very thread. A fault also looks for its page in here. The caller holds no lock.
+/// woken by the first would contend for the locks that landing the others takes; and a waker that
+/// runs here must not find that what it wants is on its way by this very thread. A fault also looks
+/// for its page in here. The caller holds no lock.
 pub(crate) fn together<R>(land: impl FnOnce() -> R) -> R {
     struct End;
     impl Drop for End {
@@ -227,7 +218,6 @@ pub(crate) fn together<R>(land: impl FnOnce() -> R) -> R {
     land()
 }
 
-/// Takes out what waits for `key`.
 fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
     let mut woken = Vec::new(); // which allocates nothing as long as it is empty
     let mut at = 0;

@@ -1,7 +1,5 @@
-//! What can fail, with what each message says.
-//!
-//! What a program tells apart is an [`ErrorKind`](super::ErrorKind), which has fewer. A cause about
-//! a file names it; one about a page or a range of a file says which.
+//! What can fail, with what each message says: the file if there is one, the page or the range.
+//! What a program tells apart is an [`ErrorKind`](super::ErrorKind).
 
 use std::fmt;
 use std::io;
@@ -26,7 +24,7 @@ pub(crate) enum Cause {
     System { what: String, cause: Arc<io::Error> },
     #[error(transparent)]
     Thread(NotStarted),
-    /// The system refused what the mapped pages of a file need. Or, if the cause's kind is
+    /// The system refused what the mapped pages of a file need. Or, by
     /// [`TimedOut`](io::ErrorKind::TimedOut), somebody uses an older version of the page for longer
     /// than threads wait.
     #[error(
@@ -64,9 +62,8 @@ pub(crate) enum Cause {
          neither the cache's threads nor its locks, and can only read what was cached at the fork"
     )]
     Forked { owner: u32 },
-    /// The source failed or panicked; with a cause of the kind
-    /// [`TimedOut`](io::ErrorKind::TimedOut), its deadline passed, or no thread of the cache was
-    /// free for a future. The bytes asked are whole pages, so possibly more than the caller wanted.
+    /// The source failed or panicked. By [`TimedOut`](io::ErrorKind::TimedOut), its deadline
+    /// passed, or no thread of the cache was free for a future. The bytes asked are whole pages.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read { path: PathBuf, offset: u64, asked_bytes: u64, cause: Arc<io::Error> },
     #[error("cannot tell the length of {}: {cause}", path.display())]
@@ -86,7 +83,6 @@ pub(crate) enum Cause {
     SourceChanged { path: PathBuf, key: String, open: String, attached: String },
     #[error("cannot read {}: {cause}", path.display())]
     Truncated { path: PathBuf, cause: Truncated },
-    /// See [`ErrorKind::NoMemory`](super::ErrorKind::NoMemory).
     #[error(
         "no memory for {wanted_bytes} bytes of {} at {offset} in a budget of {budget_bytes}: \
          {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
@@ -109,9 +105,8 @@ pub(crate) enum Cause {
         reclaimable_bytes: u64,
         /// The frame table and the indexes.
         metadata_bytes: u64,
-        /// What futures of the file were bringing, if they had used up the file's share; else 0.
+        /// What futures of the file were bringing, and may, if they had used up its share; else 0.
         futures_bytes: u64,
-        /// That share; else 0.
         futures_most_bytes: u64,
     },
     #[error(
@@ -127,7 +122,6 @@ pub(crate) enum Cause {
         most_bytes: u64,
         budget_bytes: u64,
     },
-    /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
         "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
          held for {waited_ms} ms, by {}",
@@ -161,8 +155,8 @@ pub(crate) enum Cause {
         named(path.as_deref())
     )]
     OutsidePin {
-        /// `None` where the cache cannot tell, as a range does not keep the name: after its pages
-        /// were invalidated or given back, and in a forked child.
+        /// `None` where the cache cannot tell: after the pages were invalidated or given back, and
+        /// in a forked child.
         path: Option<PathBuf>,
         at: u64,
         start: u64,
@@ -204,7 +198,7 @@ pub(crate) enum Cause {
         start: u64,
         end: u64,
         asked_bytes: u64,
-        /// Of all maps and own memory of the cache. Of a file whole folios are held.
+        /// Of a file whole folios are held.
         held_bytes: u64,
         most_bytes: u64,
     },
@@ -245,8 +239,7 @@ pub(crate) enum RangeCause {
     BeyondMap { len_bytes: u64 },
 }
 
-/// What held a folio at the end of the wait. A folio that is borrowed has neither references nor
-/// pins, unless they came a moment later.
+/// A folio that is borrowed has no references or pins, unless they came a moment later.
 fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
     match (referenced, pinned, borrowed) {
         (0, 0, true) => "a borrow at the end".to_owned(),
@@ -256,12 +249,11 @@ fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
     }
 }
 
-/// The name of a pinned range's file.
 fn named(path: Option<&Path>) -> impl fmt::Display {
     path.map_or_else(|| "a file that is no longer known".into(), Path::to_string_lossy)
 }
 
-/// Whose share of what futures may bring was used up, if that is why.
+/// Whose share was used up, if that is why.
 fn share(bytes: u64, most: u64) -> String {
     if bytes == 0 {
         return String::new();
@@ -269,8 +261,7 @@ fn share(bytes: u64, most: u64) -> String {
     format!("; futures of this file are bringing {bytes}, and may bring {most} at a time")
 }
 
-/// Why the system may have no memory for a map: it says the same of the memory and of the number of
-/// mappings; madvise(2) says that it is to be asked again.
+/// The system says the same of the memory and of the number of mappings; madvise(2) says EAGAIN.
 fn vmas(cause: &io::Error) -> &'static str {
     match cause.raw_os_error() {
         Some(libc::ENOMEM | libc::EAGAIN) => {

@@ -1,5 +1,5 @@
-//! Reads for a program with an event loop of its own: an eventfd that is readable while one of them
-//! has ended. What has ended at once is kept until it is taken; the others are in a [`Set`].
+//! Reads for a program with an event loop of its own. What has ended at once is kept until it is
+//! taken; the others are in a [`Set`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::file::File;
 use crate::file::kept::FolioOf;
 
-/// What has come of an operation that was begun with [`Completions`], by the call that began it.
+/// What has come of an operation that was begun with [`Completions`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completion {
@@ -19,7 +19,7 @@ pub enum Completion {
     Read {
         /// The buffer.
         buf: Vec<u8>,
-        /// How many bytes of it were read; as of [`File::read_at`].
+        /// As of [`File::read_at`].
         result: Result<usize>,
     },
     /// Of [`Completions::get`]: the page; as of [`File::get`].
@@ -28,12 +28,10 @@ pub enum Completion {
     Pages(Result<Vec<FolioOf<Arc<File>>>>),
 }
 
-/// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
-/// `io_uring` of its own.
-///
-/// Its descriptor is readable as long as something may have ended. The program then takes it, as
-/// from an iterator, until there is nothing more *by now*; that never blocks. The first call after
-/// a wait may find nothing, too: a batch wakes the program when a part of it has come.
+/// Reads of files, for a program that waits by epoll(7), poll(2), or an `io_uring` of its own. The
+/// descriptor is readable as long as something may have ended. The program then takes it, as from
+/// an iterator, until there is nothing more *by now*; that never blocks. The first call after a
+/// wait may find nothing, too: a batch wakes the program when a part of it has come.
 ///
 /// ```
 /// use pinfold::{Cache, Completion, Completions, Options, source::Memory};
@@ -63,19 +61,14 @@ pub enum Completion {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// One thread at a time uses it, and may hand it to another.
-///
-/// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
-/// whole. A read that the source has begun goes on, as for [dropped futures](crate#futures), but
-/// does not touch the buffer.
+/// One thread at a time uses it. What is begun and not taken yet is given up by
+/// [`cancel`](Self::cancel), and by the drop of the whole: a read that the source has begun goes
+/// on, as for [dropped futures](crate#futures), but does not touch the buffer. In a child of
+/// fork(2), what was begun by the parent never ends, and the descriptor is the parent's.
 ///
 /// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
 /// written once, and read once, between two times that nothing was there to take.
-///
-/// In a child of fork(2), what was begun by the parent never ends, and the descriptor is the
-/// parent's; what is cached can be read, and ends at once.
 pub struct Completions {
-    /// By `user_data`.
     waiting: Set<u64, Operation>,
     /// What has ended at once, and was not taken.
     ended: VecDeque<(u64, Completion)>,
@@ -92,8 +85,8 @@ impl Completions {
         Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
     }
 
-    /// Begins to copy `buf.len()` bytes from `offset` on to `buf`, as [`File::read_at_async`]. The
-    /// buffer comes back in the outcome, whose number is `user_data`: any number of the program's.
+    /// Begins to copy bytes from `offset` on to `buf`, as [`File::read_at_async`]. The buffer comes
+    /// back in the outcome, whose number is `user_data`: any number of the program's.
     pub fn read_at(&mut self, file: &Arc<File>, mut buf: Vec<u8>, offset: u64, user_data: u64) {
         let file = file.clone();
         self.begin(user_data, async move {
@@ -113,25 +106,6 @@ impl Completions {
 
     /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
     /// together.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Completion, Completions, Options, source::Memory};
-    /// # use rustix::event::{PollFd, PollFlags, poll};
-    /// # use std::sync::Arc;
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = Arc::new(cache.attach("nodes", Arc::new(Memory::new(vec![7; 1 << 20])))?);
-    /// let mut completions = Completions::new()?;
-    /// completions.get_many(&file, &[19, 4, 200], 1);
-    /// let ended = loop {
-    ///     poll(&mut [PollFd::new(&completions, PollFlags::IN)], None).unwrap();
-    ///     if let Some(ended) = completions.next() {
-    ///         break ended;
-    ///     }
-    /// };
-    /// let (1, Completion::Pages(nodes)) = ended else { panic!() };
-    /// assert!(nodes?.iter().all(|node| node[..] == [7; 4096]));
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
     pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
         let (file, pages) = (file.clone(), pages.to_vec());
         self.begin(user_data, async move {
@@ -148,16 +122,13 @@ impl Completions {
         }
     }
 
-    /// Gives up all that are not to be kept, by their `user_data`.
     pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
         self.waiting.retain(|of| keep(*of));
         self.ended.retain(|(of, _)| keep(*of));
     }
 
-    /// Gives up all that was begun with this `user_data` and was not taken yet; returns how much
-    /// that was. No completion with it comes any more, until the number is used again.
-    ///
-    /// Cost: a look at all that was not taken.
+    /// Gives up all that was begun with this `user_data` and was not taken yet; returns how many.
+    /// No completion with it comes any more, until the number is used again. Cost: a look at each.
     pub fn cancel(&mut self, user_data: u64) -> usize {
         let before = self.untaken();
         self.keep(|of| of != user_data);
@@ -185,8 +156,7 @@ impl Iterator for Completions {
     }
 }
 
-/// The descriptor that is readable while something may have ended. Programs wait for it, and leave
-/// reading it to [`Completions`].
+/// Readable while something may have ended. Only [`Completions`] reads it.
 impl AsFd for Completions {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waiting.as_fd()

@@ -1,7 +1,5 @@
-//! The counted guard that owns a share of its file: `FolioOf::new(page, file)`.
-//!
-//! The bytes stay as in `borrow/counted.rs`. The arena stays as long as the file, and the guard
-//! owns a share of the file; it gives the reference back first.
+//! The counted guard that owns a share of its file: `FolioOf::new(page, file)`. The arena stays as
+//! long as the file. The guard gives the reference back before its share.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -12,8 +10,8 @@ use crate::access::borrow::FolioRef;
 use crate::file::File;
 
 mod sealed {
-    /// The promise that [`FolioOf`](super::FolioOf) relies on: all shares lead to one file, which
-    /// lives as long as any of them.
+    /// What [`FolioOf`](super::FolioOf) relies on: all shares lead to one file, which lives as
+    /// long.
     pub trait Sealed {}
     impl Sealed for std::rc::Rc<crate::File> {}
     impl Sealed for std::sync::Arc<crate::File> {}
@@ -25,10 +23,8 @@ pub trait SharedFile: Clone + Deref<Target = File> + sealed::Sealed {}
 impl SharedFile for Rc<File> {}
 impl SharedFile for Arc<File> {}
 
-/// A page of a file, in place, under a counted reference, with a share of its file. Derefs to the
-/// page's bytes.
-///
-/// It is a [`FolioRef`] that can be stored in one struct with its file, or anywhere else:
+/// A [`FolioRef`] with a share of its file, to be stored in one struct with it, or anywhere else.
+/// Derefs to the page's bytes.
 ///
 /// ```
 /// use pinfold::{Cache, File, FolioOf, Options, source::Memory};
@@ -57,14 +53,11 @@ impl SharedFile for Arc<File> {}
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// # Which share
-///
-/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and one more
-///   in the count of the `Rc`, which is not atomic.
-/// - With `Arc<File>` it may go to other threads. It costs one atomic addition and subtraction more,
-///   in the count of the `Arc`. Threads that share one `Arc` slow each other down there: give each
-///   thread an `Arc` of a [clone](File#impl-Clone-for-File) of the file.
-/// - [`FolioRef::into_owned`] needs neither; it costs the same in one count for the whole cache.
+/// With `Rc<File>` the guard stays on its thread, and costs one more in the count of the `Rc`,
+/// which is not atomic. With `Arc<File>` it may go to other threads, and costs one atomic addition
+/// and subtraction more: threads that share one `Arc` slow each other down there, so give each an
+/// `Arc` of a [clone](File#impl-Clone-for-File) of the file. [`FolioRef::into_owned`] needs
+/// neither; it costs the same in one count for the whole cache.
 ///
 /// A thread that would not give an `Rc` away cannot give the guard away either:
 ///
@@ -77,26 +70,13 @@ impl SharedFile for Arc<File> {}
 /// std::thread::spawn(move || drop(page)); // it cannot be sent
 /// ```
 pub struct FolioOf<F: SharedFile> {
-    /// Dropped before the share, which keeps what it points to. Nobody gets it but by a reference.
+    /// Dropped before the share. Nobody gets it but by a reference.
     page: FolioRef<'static>,
     file: F,
 }
 
 impl<F: SharedFile> FolioOf<F> {
     /// `page`, which was got from `file`, with a share of it. Cost: none.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, FolioOf, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 9000])))?;
-    /// # let file = std::sync::Arc::new(file);
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    /// # runtime.block_on(async {
-    /// let page = FolioOf::new(file.get_async(1).await?, file.clone());
-    /// assert_eq!(page[..], [7; 4096]);
-    /// # Ok::<(), pinfold::Error>(()) })?;
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
     ///
     /// # Panics
     /// If the page is of another cache than the file.
@@ -136,7 +116,6 @@ impl<F: SharedFile> Clone for FolioOf<F> {
     }
 }
 
-// As for `Cache`. The bytes do not change under the guard.
 impl<F: SharedFile> UnwindSafe for FolioOf<F> {}
 impl<F: SharedFile> RefUnwindSafe for FolioOf<F> {}
 

@@ -1,6 +1,6 @@
 //! `File`: a handle to a file that is read through a cache.
 //!
-//! It stands on `access/`. A file uses only those in the rows below it.
+//! It stands on `access/`; a file uses only those below it.
 //!
 //! ```text
 //! completions   futures for a program with an event loop of its own
@@ -50,27 +50,22 @@ mod testing;
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself, and
-/// begins without the [hints](Self::advise) of the other one. Give each sequential scan its own
-/// clone: of more than four scans that share a handle little is read ahead.
+/// begins without the [hints](Self::advise) of the other one. Give each sequential scan its own: of
+/// more than four scans that share a handle little is read ahead.
 ///
-/// After the last handle of a file that was [opened](crate::Cache::open) is dropped, its pages stay
-/// cached until their memory is needed; its descriptor is closed. Those of a file that was deleted
-/// meanwhile and of a block device go. Those of a source that was [attached](crate::Cache::attach)
-/// stay only if it has an [identity](crate::source::Source::identity). `file.invalidate(..)` before
-/// the drop forgets all.
+/// After the last handle is dropped, the pages of a file that was [opened](crate::Cache::open) stay
+/// cached until their memory is needed, but not those of a deleted file or of a block device; those
+/// of a source that was [attached](crate::Cache::attach) only if it has an
+/// [identity](crate::source::Source::identity). `file.invalidate(..)` before the drop forgets all.
 ///
 /// # A file that others change
 ///
-/// The cache looks whether the file was changed when it is [opened](crate::Cache::open), by this
-/// handle or another, and when it is [refreshed](Self::refresh). In between, what is cached stays
-/// as it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is
-/// read as it is then; and the length stays.
-///
-/// If the file has become shorter, a read of the source that meets its new end fails with
-/// [`ErrorKind::Truncated`]: also of bytes that still exist, if they are read in one piece with
-/// bytes that do not. Such reads go on failing if the file grows again, unless it becomes as long
-/// as it was. The remedy is [`refresh`](Self::refresh): from then on reads end where the file does.
-/// file does.
+/// The cache looks whether the file was changed when any handle of it is
+/// [opened](crate::Cache::open) or [refreshed](Self::refresh). In between, what is cached stays as
+/// it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is read
+/// as it is then; and the length stays. If the file has become shorter, a read of the source that
+/// meets its new end fails with [`ErrorKind::Truncated`], also of bytes before it that are read in
+/// the same piece, until a [`refresh`](Self::refresh).
 pub struct File {
     handle: Handle,
     /// By which it was opened, if that is not the mapping's.
@@ -82,7 +77,6 @@ impl UnwindSafe for File {}
 impl RefUnwindSafe for File {}
 
 impl std::fmt::Debug for File {
-    /// One line: the file and its length.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("File")
             .field("path", &self.handle.mapping.path)
@@ -92,7 +86,6 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// Takes over an open that was already counted.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>) -> Self {
         let frames = core.frames.frames() as usize;
         let window_max =
@@ -100,7 +93,6 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max), path: None }
     }
 
-    /// A handle of a file of the system that was opened by `path`.
     pub(crate) fn opened(core: Arc<Core>, mapping: Arc<Mapping>, path: &Path) -> Self {
         let mut file = Self::new(core, mapping);
         if path.is_relative() {
@@ -112,7 +104,6 @@ impl File {
         file
     }
 
-    /// Whether it is read through the kernel's page cache.
     pub(crate) fn is_buffered(&self) -> bool {
         self.handle.mapping.backing.is_buffered()
     }
@@ -122,12 +113,10 @@ impl File {
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
-    /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
-    /// waits for it without a time limit, as all blocking calls do ([front
-    /// page](crate#what-blocks)).
-    ///
-    /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
-    /// count, and all of it after an error, is unspecified.
+    /// the end of the file, 0 beyond it. What is not cached is read from the source, without a time
+    /// limit ([front page](crate#what-blocks)). The bytes that come from one folio are a snapshot
+    /// of one moment. `buf` beyond the returned count, and all of it after an error, is
+    /// unspecified.
     ///
     /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
     /// and the copy, with no store to shared memory once the folio has been used three times; above
@@ -137,7 +126,7 @@ impl File {
     /// [`ErrorKind::Invalid`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
     /// source fails; [`ErrorKind::Truncated`] if the file was cut short (see [`File`]);
     /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
-    /// wait for one fill get its error. The error is not kept: the next read tries again.
+    /// wait for one fill get its error. The next read tries again.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.handle.read_at(buf, offset)
@@ -145,43 +134,38 @@ impl File {
 
     /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
     /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
-    /// what is not cached. [`FolioRef::folio`] has a value that spans two pages, if both are in one
-    /// folio.
+    /// what is not cached.
     ///
     /// Cost of a hit: a look-up and one atomic addition on the folio's line, and one subtraction
-    /// when the guard is dropped. The first guard of a large folio may cost more: once large folios
-    /// with guards take a 20th of the budget, the call takes the file's mutex, splits the folio,
-    /// and copies the page.
+    /// when the guard is dropped.
     ///
     /// # What guards keep
-    /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
-    /// more. A guard keeps its folio as long as it lives, even of a file that was invalidated.
-    /// Large folios with guards may take a 20th of the budget. Beyond that, the first guard of a
-    /// large folio splits it, and keeps its page alone. If that cannot be done, the guard keeps the
-    /// whole folio, even beyond the bound: while one of its pages is pinned or borrowed, while
-    /// other threads read it all the time, while several futures that waited for it were not all
-    /// polled yet, or if there is no memory for the index of its pieces. So does
-    /// [`Borrowed::upgrade`](crate::Borrowed::upgrade).
+    /// A guard keeps its folio as long as it lives, even of a file that was invalidated. Guards of
+    /// n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is more. Large
+    /// folios with guards may take a 20th of the budget. Beyond that, the first guard of a large
+    /// folio takes the file's mutex, splits the folio, copies the page, and keeps that alone. If
+    /// that cannot be done, it keeps the whole folio, even beyond the bound: while one of its pages
+    /// is pinned or borrowed, while other threads read it all the time, while several futures that
+    /// waited for it were not all polled yet, or if there is no memory for the index of its pieces.
+    /// So does [`Borrowed::upgrade`](crate::Borrowed::upgrade).
     ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
-    /// [`ErrorKind::TooMany`] if its folio has four million references; otherwise as
-    /// [`read_at`](Self::read_at).
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::TooMany`] if its
+    /// folio has four million references; otherwise as [`read_at`](Self::read_at).
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
         self.handle.get(page)
     }
 
     /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
-    /// source nor for memory. The [front page](crate#futures) says what wakers may do, and what
-    /// becomes of a future that is dropped. The kernel never gets `buf`, which may have been filled
-    /// in part. While memory is short, futures wait for it in turn.
+    /// source nor for memory ([front page](crate#futures)). The kernel never gets `buf`, which may
+    /// have been filled in part. While memory is short, futures wait for it in turn.
     ///
     /// Cost of a hit: that of `read_at`, and some 20 instructions. Of a miss: the read, an
     /// allocation, and one wake-up by the thread that completes it.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at). The cause of [`ErrorKind::Read`] is of kind
+    /// As [`read_at`](Self::read_at). The cause of [`ErrorKind::Read`] is
     /// [`TimedOut`](std::io::ErrorKind::TimedOut) if the source's
     /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads were
     /// busy with other sources for too long ([`Source`](crate::source::Source) says how long).
@@ -222,7 +206,7 @@ impl File {
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
     /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many), and if others of the
-    /// file use its share up for too long: it says how much they have, and may have.
+    /// file use its share up for too long.
     pub fn get_many_async<'f>(
         &'f self,
         pages: &[u64],
@@ -230,19 +214,17 @@ impl File {
         GetMany::new(&self.handle, pages)
     }
 
-    /// The page number `page` (bytes `page * 4096` and up), in place, announced in a slot of
-    /// `reader`, which belongs to the calling thread. Derefs to the page's bytes: 4096, fewer only
-    /// at the end of the file. Reads from the source what is not cached.
+    /// The page number `page`, in place as by [`get`](Self::get), but announced in a slot of
+    /// `reader`, which belongs to the calling thread.
     ///
-    /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing is copied,
-    /// and nothing shared is written once the folio has been used three times. A reader has 16
-    /// slots; while all are in use the guard takes a counted reference, as [`get`](Self::get) does,
-    /// and keeps what that keeps.
+    /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing shared is
+    /// written once the folio has been used three times. A reader has 16 slots; while all are in
+    /// use the guard takes a counted reference, as [`get`](Self::get) does.
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
-    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of a reader
-    /// with 16 slots keep at most a quarter of the budget, and one that
-    /// [`borrow_many`](Self::borrow_many) has given 64 slots can keep all of it.
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): 16 slots keep at most a
+    /// quarter of the budget, the 64 that [`borrow_many`](Self::borrow_many) may give can keep all
+    /// of it.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`ErrorKind::Invalid`] if the reader belongs to another cache.
@@ -268,9 +250,8 @@ impl File {
     }
 
     /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
-    /// valid. Reads from the source what is not cached.
-    ///
-    /// Cost of a hit: a look-up. Nothing is written.
+    /// valid. Reads from the source what is not cached. Cost of a hit: a look-up; nothing is
+    /// written.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -281,25 +262,11 @@ impl File {
 
     /// As [`read_at`](Self::read_at), but only what is cached at this moment: `None` if any of the
     /// bytes is not; `buf` is unspecified then. Waits for no read, and starts none of what is
-    /// absent: [`prefetch`](Self::prefetch) does. But in a sequential scan, one call in each 64 KiB
-    /// to 2 MiB starts the next readahead, as in `read_at`: it takes the file's mutex and may
-    /// evict. A page that is being evicted or moved may give `None` although it stays. In a child
-    /// of `fork()`, what was not cached at the fork is always `None`.
+    /// absent ([`prefetch`](Self::prefetch) does). But in a sequential scan, one call in each 64
+    /// KiB to 2 MiB starts the next readahead: it takes the file's mutex and may evict. A page that
+    /// is being evicted or moved may give `None` although it stays.
     ///
     /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
-    /// let mut buf = [0; 8];
-    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, None);
-    /// file.prefetch(&[1])?;
-    /// // Later, or here: another thread may wait for it instead.
-    /// file.read_at(&mut buf, 4096)?;
-    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, Some(8));
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] as for `read_at`.
@@ -309,9 +276,7 @@ impl File {
     }
 
     /// As [`get`](Self::get), if the page is cached at this moment; otherwise `None`, as by
-    /// [`try_read_at`](Self::try_read_at).
-    ///
-    /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
+    /// [`try_read_at`](Self::try_read_at), at the same cost.
     ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file.
@@ -321,14 +286,11 @@ impl File {
     }
 
     /// As [`borrow`](Self::borrow), if the page is cached at this moment; otherwise `None`, as by
-    /// [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
-    /// counted reference.
-    ///
-    /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
+    /// [`try_read_at`](Self::try_read_at), at the same cost.
     ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::Invalid`]
-    /// if the reader belongs to another cache.
+    /// As [`try_get`](Self::try_get); [`ErrorKind::Invalid`] if the reader belongs to another
+    /// cache.
     #[inline]
     pub fn try_borrow<'f, 'r>(
         &'f self,
@@ -338,10 +300,10 @@ impl File {
         self.handle.try_borrow(page, reader)
     }
 
-    /// Starts to read those of `pages` that are neither cached nor on their way, for calls that
-    /// will want them soon. Waits for no read. Pages past the end of the file are skipped. Of
-    /// adjacent pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)
-    /// are one read (64 KiB if that is 0).
+    /// Starts to read those of `pages` that are neither cached nor on their way. Waits for no read.
+    /// Pages past the end of the file are skipped. Of adjacent pages, up to
+    /// [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes) are one read (64 KiB
+    /// if that is 0).
     ///
     /// It is a hint: it starts only what memory can be found for without waiting, and what the
     /// source takes; and at most a quarter of the budget is on its way in one file at a time.
@@ -349,19 +311,6 @@ impl File {
     /// Cost: for a page that is there, a look-up. For others, an allocation each, and one mutex of
     /// the file and one submission for up to 64 reads. If no memory is free, it may have to evict.
     /// The folios are counted in [`Stats::readahead`](crate::Stats::readahead), not as misses.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
-    /// let next = [19, 4, 200];
-    /// file.prefetch(&next)?;
-    /// // Something else meanwhile.
-    /// for page in next {
-    ///     assert_eq!(file.get(page)?[0], 7);
-    /// }
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
@@ -373,18 +322,17 @@ impl File {
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
     /// the others; but after the first [`ErrorKind::NoMemory`] the batch waits for no more memory,
     /// and every read of something that is not cached gets that error. What the source fails to
-    /// read is not read again, unless the source was asked for more at once than one of `reads`
-    /// wants: then that one is tried once more, alone, if the source does not
+    /// read is not read again, unless it was asked for more at once than one of `reads` wants: then
+    /// that one is tried once more, alone, if the source does not
     /// [hang](crate::source::Source#which-calls-it-gets).
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on (`cargo pinfold bench batch --cases
-    /// memory`). Cost of misses: 64 of `reads` are handled at a time. Of these, up to 16 MiB are
-    /// read at once, adjacent pages by one read; what is left is read one by one. For a file that
-    /// is read by direct I/O, this thread submits these reads, 64 at a time, and waits for all of
-    /// them at once. For other sources this thread makes the first read, and the others are one
-    /// submission to the source. The batch holds nothing from one read to the next, and so may be
-    /// of any size.
+    /// memory`). Of misses: of 64 of `reads` at a time, up to 16 MiB are read at once, adjacent
+    /// pages by one read; what is left is read one by one. This thread submits these reads together
+    /// if the file is read by direct I/O; for other sources it makes the first read, and the others
+    /// are one submission. The batch holds nothing from one read to the next, and so may be of any
+    /// size.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -393,53 +341,31 @@ impl File {
         self.handle.read_many(reads)
     }
 
-    /// All of `pages`, each under a counted reference as by [`get`](Self::get), in the order of
-    /// `pages`. A page that is wanted twice has two guards, and is read once.
-    ///
-    /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
-    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many).
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
-    /// let nodes = file.get_many(&[19, 4, 200, 4])?;
-    /// assert_eq!(nodes.len(), 4);
-    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
+    /// All of `pages`, each under a counted reference as by [`get`](Self::get), in their order. A
+    /// page that is wanted twice has two guards, and is read once. Cost: that of as many calls of
+    /// `get`, and an allocation; misses overlap as by [`read_many`](Self::read_many).
     ///
     /// # Errors
-    /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
-    /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget
-    /// at once: at once, and nothing is read, if `pages` has more different pages than the budget,
-    /// unless one of them is [beyond the end](ErrorKind::BeyondEnd).
+    /// The first error in the order of `pages`, as for `get`; then all guards are dropped.
+    /// [`ErrorKind::NoMemory`] if not all pages fit the budget at once: at once, and nothing is
+    /// read, if `pages` has more different pages than the budget, unless one is [beyond the
+    /// end](ErrorKind::BeyondEnd).
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)
     }
 
-    /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in the order
-    /// of `pages`. A page that is wanted twice has two guards, and is read once.
+    /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in their
+    /// order. A page that is wanted twice has two guards, and is read once.
     ///
     /// Cost: as of [`get_many`](Self::get_many), and one fence for each 16 pages where a borrow has
-    /// one (for each page in a batch of fewer than four). A reader has 16 slots; the first batches
-    /// that need more make further ones, up to 64 in all, which the reader keeps. Guards for which
-    /// none is free take a counted reference, and an allocation.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
-    /// let reader = cache.reader()?;
-    /// let nodes = file.borrow_many(&[19, 4, 200], &reader)?;
-    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
+    /// one (for each page in a batch of fewer than four). A reader has 16 slots; batches that need
+    /// more make further ones, up to 64, which it keeps. Guards for which none is free take a
+    /// counted reference, and an allocation.
     ///
     /// # Errors
-    /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader belongs to
-    /// another cache, even if `pages` is empty.
+    /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader belongs to another
+    /// cache, even if `pages` is empty.
     #[inline]
     pub fn borrow_many<'f, 'r>(
         &'f self,
@@ -450,8 +376,7 @@ impl File {
     }
 
     /// Pins the bytes `range` of the file in memory, for I/O and DMA that outlive the call: they
-    /// keep their addresses until the [`PinnedRange`] is dropped. Reads from the source what is not
-    /// cached, in folios of up to 2 MiB where the range allows. [`PinnedRange`] has the guarantees.
+    /// keep their addresses until the [`PinnedRange`] is dropped. Reads what is not cached.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -471,25 +396,25 @@ impl File {
     /// # Moving before pinning
     ///
     /// A small folio that is pinned anywhere would keep the 2 MiB of memory around it from becoming
-    /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
-    /// to memory that is set apart for them, unless it is there already or there is none. A folio
-    /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`ErrorKind::Busy`]. So a thread must first drop its own guards of these
-    /// pages, and of others in the same folios. Pages that several threads hold in turn are pinned
-    /// before they begin, as a folio that is pinned is not moved for further pins. Where neither
-    /// will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for a price.
+    /// free as one piece. So one below 2 MiB is first moved to memory that is set apart for such
+    /// folios, unless it is there already or there is none. A folio can move only while nobody
+    /// holds it. The call tries for half a second, and then fails with [`ErrorKind::Busy`]: so a
+    /// thread must first drop its own guards in these folios. Pages that several threads hold in
+    /// turn are pinned before they begin, as a pinned folio is not moved for further pins. Where
+    /// neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for
+    /// a price.
     ///
     /// # Cost
-    /// For each cached folio that need not move: a look-up and one atomic addition, and one atomic
-    /// subtraction to unpin it. For the call: an addition and a subtraction on the count of the
-    /// cache, a line that all threads which pin share, and two additions on the thread's own
-    /// counters. To move a folio takes the file's mutex and copies the folio.
+    /// For each cached folio that need not move, a look-up and one atomic addition, and one atomic
+    /// subtraction to unpin it. For the call, an addition and a subtraction on the count of the
+    /// cache, which all threads that pin share. To move a folio takes the file's mutex and copies
+    /// the folio.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`ErrorKind::Invalid`] if the range is empty or
     /// reversed, [`ErrorKind::BeyondEnd`] if it ends beyond the file; [`ErrorKind::TooLarge`] if it
-    /// can never fit the budget; [`ErrorKind::Busy`] if a folio must move and its holders do not
-    /// release it; [`ErrorKind::TooMany`]; otherwise as [`read_at`](Self::read_at).
+    /// can never fit the budget; [`ErrorKind::Busy`]; [`ErrorKind::TooMany`]; otherwise as
+    /// [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -518,8 +443,7 @@ impl File {
     /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
     /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
     /// range, up to a quarter of the budget, as [`prefetch`](Self::prefetch) does. `DontNeed` drops
-    /// the range from the cache as [`invalidate`](Self::invalidate) does: whole folios, including
-    /// those in use, whose holders keep the bytes. The source gets the hint as well.
+    /// it as [`invalidate`](Self::invalidate) does. The source gets the hint as well.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the range ends before it begins, or above 2^63 - 1;
@@ -535,26 +459,24 @@ impl File {
                 self.drop_cached(&pages);
             }
         }
-        // A hint: nothing depends on whether the source takes it.
         let _ = self.handle.mapping.backing.advise(range, hint);
         Ok(())
     }
 
     /// Looks whether another program has changed the file, and lets go of what is cached and not
-    /// the file's any more; the length follows. From then on, reads through all handles of the file
-    /// return what it has had since this call. [`Changed`] says what is dropped. Guards and pins
-    /// keep what they have.
+    /// the file's any more; the length follows. Reads through all handles of the file then return
+    /// what it has had since this call. Guards and pins keep what they have. [`Changed`] says what
+    /// is dropped.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
     /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
     /// what is cached and the 64 KiB before the old end are still the same; one that was written to
     /// elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
-    /// [`Cache::open`](crate::Cache::open), which drops all that was kept so. Of a source that the
-    /// program implements, and of a block device, only the length is known.
+    /// [`Cache::open`](crate::Cache::open). Of a source that the program implements, and of a block
+    /// device, only the length is known.
     ///
-    /// Cost: while nothing has changed, one system call, which looks at the path. After a change,
-    /// two or three, and dropping; if the file is longer, up to two reads of 64 KiB. Waits for no
-    /// other reads. The system may wait for a server that has the file.
+    /// Cost: one system call, which looks at the path. After a change, two or three, and dropping;
+    /// if the file is longer, up to two reads of 64 KiB. Waits for no other reads.
     ///
     /// ```
     /// # use pinfold::{Cache, Changed, Options};
@@ -583,34 +505,15 @@ impl File {
 
     /// Drops every cached folio that has a byte of `range`, including those in use: their holders
     /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
-    /// source for its length, and drops what a new length makes invalid: the folio with the old
-    /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
-    /// dropped, in whole folios. [`refresh`](Self::refresh) finds out whether the file was changed.
-    ///
-    /// Of a file that is read through the kernel's page cache, that drops the pages, too, but for
-    /// those that wait to be written, and those that a program has mapped.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("file");
-    /// # std::fs::write(&path, "old").unwrap();
-    /// let file = cache.open(&path)?;
-    /// let mut buf = [0; 8];
-    /// assert_eq!(file.read_at(&mut buf, 0)?, 3);
-    /// std::fs::write(&path, "newer").unwrap(); // the cache does not notice
-    /// assert_eq!(file.len(), 3);
-    /// file.invalidate(..)?; // everything, whatever the length is by now
-    /// assert_eq!(file.read_at(&mut buf, 0)?, 5);
-    /// assert_eq!(&buf[..5], b"newer");
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
+    /// source for its length, and drops the folio with the old end, and what is beyond the new one;
+    /// `0..0` does only that. Returns the bytes dropped, in whole folios. Of a file that is read
+    /// through the kernel's page cache, that drops the pages, too, but for those that wait to be
+    /// written or are mapped.
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`ErrorKind::Invalid`] as for
-    /// [`advise`](Self::advise); [`ErrorKind::Read`] if the source cannot report its length;
-    /// [`ErrorKind::Unsupported`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// Nothing is dropped after an error. [`ErrorKind::Invalid`] as for [`advise`](Self::advise);
+    /// [`ErrorKind::Read`] if the source cannot report its length; [`ErrorKind::Unsupported`] if
+    /// that is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<u64> {
         let range = ranges::bytes_of(&range, ranges::END_MAX);
         let pages = ranges::pages_of(&self.handle.mapping, &range)?;
@@ -624,8 +527,8 @@ impl File {
         Ok(dropped + self.drop_cached(&pages))
     }
 
-    /// Drops the folios of `pages`; afterwards no map shows what was cached before, unless somebody
-    /// uses it. Returns the bytes dropped.
+    /// Afterwards no map shows what was cached before, unless somebody uses it. Gives the bytes
+    /// dropped.
     fn drop_cached(&self, pages: &Range<u64>) -> u64 {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
         self.handle.core.settle(&self.handle.mapping, pages);
@@ -646,7 +549,6 @@ impl Clone for File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // A forked child does not take the stream's mutex.
         if self.handle.core.owner.is_here() {
             fill::end_ahead(&self.handle);
             close(&self.handle.core, &self.handle.mapping);
@@ -654,10 +556,9 @@ impl Drop for File {
     }
 }
 
-/// Drops one handle of the mapping.
 fn close(core: &Core, mapping: &Mapping) {
     let Closed { for_good, source } = core.mappings.drop_handle(mapping);
-    // Nobody can say of a block device, when it is opened again, whether it has changed.
+    // Whether a block device has changed by the next open, nobody can say.
     let is_device = mapping.is_of_system() && mapping.read_under().is_none();
     let was_last = source.is_some();
     if for_good || (was_last && (is_device || source.is_deleted())) {

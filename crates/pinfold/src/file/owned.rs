@@ -1,13 +1,12 @@
 //! Bytes of a range that own what keeps them: `file.bytes(range)`.
 //!
-//! 1. the folio of the first byte, as for a read of the range: from the cache, or filled;
-//! 2. if it has the whole range, and a guard may keep it (`borrow/admit.rs`): the bytes in place,
-//!    under a counted reference. Nothing is split for it: the copy keeps less. A hollow folio is
-//!    copied, too: a forked child does not have its bytes;
+//! 1. the folio of the first byte, from the cache or filled;
+//! 2. if it has the whole range, is not hollow (a forked child has no bytes of such) and may be
+//!    kept by a guard (`borrow/admit.rs`): the bytes in place. Nothing is split: the copy keeps
+//!    less;
 //! 3. otherwise memory for a copy (`reclaim/copies.rs`), and a read into it.
 //!
-//! In place, the bytes stay as in `borrow/counted.rs`. The memory of a copy is its own, and nobody
-//! writes to it once it is shared.
+//! The memory of a copy is its own: nobody writes to it once it is shared.
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -31,20 +30,19 @@ use crate::pages::fill;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim::{Copied, allocate_copy};
 
-/// Bytes of a file, contiguous in memory, that own what keeps them. Made by [`File::bytes`]. Derefs
-/// to them.
+/// Bytes of a file, contiguous in memory, that own what keeps them. Made by [`File::bytes`].
 ///
-/// They can be sent, shared, cloned and stored anywhere, and outlive the file and the cache. They
-/// never change, whatever happens to the file, as under [`FolioRef`]. All of their memory is of the
-/// budget, until the last clone is dropped:
+/// They can be sent, shared, cloned and stored anywhere, outlive the file and the cache, and never
+/// change, as under [`FolioRef`]. All of their memory is of the budget, until the last clone is
+/// dropped:
 ///
 /// - *in place*, where one folio has them all, and at most twice as much (or large folios with
-///   guards take no more than a 20th of the budget, as for [`File::get`]): the folio stays in
-///   memory as under a guard;
+///   guards take no more than a 20th of the budget, as for [`File::get`]): the folio stays as under
+///   a guard;
 /// - a *copy* otherwise: whole pages, or where the range is longer than 2 MiB or memory is in small
 ///   pieces, up to a multiple of 2 MiB. All copies together have at most as much as can be pinned.
 ///
-/// A clone copies no byte. It costs two atomic additions in place, and one of a copy.
+/// A clone copies no byte: it costs two atomic additions in place, and one of a copy.
 ///
 /// With the crate `bytes`, they are a `Bytes` without a copy, to be sliced and given to a runtime:
 ///
@@ -65,17 +63,11 @@ pub struct OwnedBytes {
     keeper: BytesKeeper,
 }
 
-/// What keeps the bytes.
 #[derive(Clone)]
 enum BytesKeeper {
-    /// There are none.
     Nothing,
-    Folio {
-        _guard: FolioRef<'static>,
-    },
-    Copy {
-        _memory: Arc<Copied>,
-    },
+    Folio { _guard: FolioRef<'static> },
+    Copy { _memory: Arc<Copied> },
 }
 
 // SAFETY: bytes that no thread writes, and what keeps them may be given back by any thread.
@@ -84,11 +76,9 @@ unsafe impl Send for OwnedBytes where BytesKeeper: Send {}
 unsafe impl Sync for OwnedBytes where BytesKeeper: Sync {}
 
 impl File {
-    /// The bytes `range` of the file, in one piece that owns what keeps it ([`OwnedBytes`]): in
-    /// place, if one folio has them all, otherwise a copy in memory of the budget. Reads from the
-    /// source what is not cached. All of the file is `file.bytes(..)`.
-    ///
-    /// The bytes of a copy that come from one folio are of one moment, as those of
+    /// The bytes `range` of the file, in one piece ([`OwnedBytes`]): in place, if one folio has
+    /// them all, otherwise a copy in memory of the budget. Reads from the source what is not
+    /// cached. The bytes of a copy that come from one folio are of one moment, as those of
     /// [`read_at`](Self::read_at).
     ///
     /// Cost in place: a look-up, two atomic additions, and two subtractions in the end, one of each
@@ -96,23 +86,12 @@ impl File {
     /// mutex that all allocations of memory share; if it is longer than 2 MiB also mmap(2),
     /// munmap(2), and a madvise(2) for each 2 MiB. It may have to evict.
     ///
-    /// ```
-    /// # use pinfold::{Cache, Options, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("log", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
-    /// let record = file.bytes(4_000..5_000)?; // across the end of a page
-    /// std::thread::spawn(move || assert_eq!(record[..], [7; 1_000])).join().unwrap();
-    /// assert_eq!(file.bytes(9_990..)?.len(), 10);
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
-    ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the file has not all of them;
-    /// [`ErrorKind::Invalid`] if the range ends before it begins; [`ErrorKind::NoMemory`] if
-    /// there is no memory for a copy: at once, if the range is longer than all copies together may
-    /// be, otherwise after two seconds, or thirty while reads are under way; [`ErrorKind::System`]
-    /// if the system refuses a mapping for one longer than 2 MiB;
-    /// otherwise as [`read_at`](Self::read_at).
+    /// [`ErrorKind::BeyondEnd`] if the file has not all of them; [`ErrorKind::Invalid`] if the
+    /// range ends before it begins; [`ErrorKind::NoMemory`] if there is no memory for a copy: at
+    /// once, if the range is longer than all copies together may be, otherwise after two seconds,
+    /// or thirty while reads are under way; [`ErrorKind::System`] if the system refuses a mapping
+    /// for a copy longer than 2 MiB; otherwise as [`read_at`](Self::read_at).
     pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedBytes> {
         let handle = self.handle();
         let wanted = handle.check_bytes(&range)?;
@@ -132,9 +111,8 @@ impl File {
     }
 
     /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async).
-    /// While it waits for memory for a copy, it holds nothing. Futures that wait for such memory
-    /// have their turns in the order in which they came, and the time after which one fails begins
-    /// with its turn.
+    /// Futures that wait for memory for a copy hold nothing, and have their turns in the order in
+    /// which they came; the time after which one fails begins with its turn.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes) and [`read_at_async`](Self::read_at_async).
@@ -154,14 +132,13 @@ impl File {
     }
 }
 
-/// The first page, and how many bytes are wanted from its start on. `None`: none.
+/// The first page, and how many bytes are wanted from its start on, if any.
 fn pages_of(wanted: &Range<u64>) -> Option<(u64, usize)> {
     let page = wanted.start >> PAGE_SHIFT;
     (!wanted.is_empty()).then(|| (page, (wanted.end - (page << PAGE_SHIFT)) as usize))
 }
 
 impl Handle {
-    /// The bytes of a range, all of which the file has.
     fn check_bytes(&self, range: &impl RangeBounds<u64>) -> Result<Range<u64>> {
         let len_bytes = self.mapping.len_bytes();
         let wanted = ranges::bytes_of(range, len_bytes);
@@ -183,8 +160,7 @@ impl OwnedBytes {
         OwnedBytes { from: NonNull::dangling(), len: 0, keeper: BytesKeeper::Nothing }
     }
 
-    /// Those of `wanted`, which begin in the folio of `held`: `None` if not all are in it, or it
-    /// may not be kept.
+    /// `wanted`, which begins in the folio of `held`, if all of it is there and may be kept.
     fn in_place<'a>(handle: &'a Handle, held: Held<'a>, wanted: &Range<u64>) -> Option<Self> {
         let page = wanted.start >> PAGE_SHIFT;
         let pages = wanted.end.div_ceil(PAGE_BYTES as u64) - page;
@@ -203,8 +179,7 @@ impl OwnedBytes {
         Some(OwnedBytes { from, len, keeper: BytesKeeper::Folio { _guard: guard } })
     }
 
-    /// A copy that has `got` bytes of `wanted`.
-    /// Error: the file is shorter by now.
+    /// A copy that has `got` bytes of `wanted`. Error: the file is shorter by now.
     fn copy(handle: &Handle, mut copied: Copied, got: usize, wanted: &Range<u64>) -> Result<Self> {
         let len = (wanted.end - wanted.start) as usize;
         copied.is_read();
@@ -232,7 +207,6 @@ impl AsRef<[u8]> for OwnedBytes {
     }
 }
 
-// As for `Cache`. The bytes do not change.
 impl UnwindSafe for OwnedBytes {}
 impl RefUnwindSafe for OwnedBytes {}
 

@@ -1,4 +1,4 @@
-//! Ranges of bytes of a file, as programs give them.
+//! Ranges of bytes, as programs give them.
 
 use std::ops::{Bound, Range, RangeBounds};
 
@@ -11,8 +11,8 @@ use crate::pages::mapping::Mapping;
 /// The largest end of a range.
 pub(crate) const END_MAX: u64 = i64::MAX as u64;
 
-/// The bytes from the first to the last, where an open end is `end`. What does not fit is cut off
-/// at the largest number, which every check refuses.
+/// The bytes of a range, where an open end is `end`. What overflows becomes the largest number,
+/// which every check refuses.
 pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
     let start = match range.start_bound() {
         Bound::Included(&at) => at,

@@ -1,5 +1,4 @@
-//! Reads by copy for code that has a form of its own: the standard library's traits, and many reads
-//! by a future.
+//! Reads by copy in the forms of others: the standard library's traits, and many by a future.
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 
@@ -10,8 +9,8 @@ use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 
 impl File {
-    /// The file from byte `at` on, as [`Read`], [`BufRead`] and [`Seek`] know files. It is a
-    /// [clone](Self#impl-Clone-for-File), so readahead follows it alone.
+    /// The file from byte `at` on, as [`Read`], [`BufRead`] and [`Seek`], by a
+    /// [clone](Self#impl-Clone-for-File).
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -28,26 +27,11 @@ impl File {
 
     /// As [`read_many`](Self::read_many), but as a future; see
     /// [`read_at_async`](Self::read_at_async). Of 64 of `reads` at a time, what is absent is begun
-    /// together, as far as [`prefetch`](Self::prefetch) would begin it, and counted as that counts
-    /// it; then each is carried out in order, as by `read_at_async`, and gets its own error. If the
-    /// future is dropped, the results of those that it has not come to are what they were.
-    ///
-    /// ```
-    /// # use pinfold::{Cache, Options, ReadAt, source::Memory};
-    /// # let cache = Cache::new(Options::new(8 << 20))?;
-    /// # let file = cache.attach("graph", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    /// # runtime.block_on(async {
-    /// let (mut one, mut other) = ([0; 64], [0; 64]);
-    /// let mut reads = [ReadAt::new(9_000, &mut one), ReadAt::new(70_000, &mut other)];
-    /// file.read_many_async(&mut reads).await?;
-    /// assert_eq!((one, other), ([7; 64], [7; 64]));
-    /// # Ok::<(), pinfold::Error>(()) })?;
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
+    /// together, as by [`prefetch`](Self::prefetch); then each is carried out in order, and gets
+    /// its own error. A future that is dropped leaves the results of those that it has not come to.
     ///
     /// # Errors
-    /// The first error in the order of `reads`, which its result has, too.
+    /// The first error in the order of `reads`.
     pub async fn read_many_async(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
         let mut first = Ok(());
         for some in reads.chunks_mut(AT_ONCE) {
@@ -64,14 +48,11 @@ impl File {
 }
 
 /// A [`File`] as the standard library's traits know files, with a position of its own. Made by
-/// [`File::reader`].
+/// [`File::reader`]. Errors are [`Error`](crate::Error)s inside an [`io::Error`].
 ///
-/// `read` copies what [`File::read_at`] does, and buffers nothing. `fill_buf` gives what is left of
-/// the page, in place, without a copy: between two calls it has a counted guard of that page, as by
-/// [`File::get`], and so its bytes as of the first. It ends with the file; where the file grows and
-/// is [refreshed](File::refresh), it goes on.
-///
-/// Errors are [`Error`](crate::Error)s inside an [`io::Error`].
+/// `read` copies as [`File::read_at`], and buffers nothing. `fill_buf` gives what is left of the
+/// page, in place: between two calls it has a counted guard of that page, as by [`File::get`]. It
+/// ends with the file; where the file grows and is [refreshed](File::refresh), it goes on.
 #[derive(Debug)]
 pub struct FileReader {
     file: File,
@@ -107,9 +88,8 @@ impl BufRead for FileReader {
 }
 
 impl Seek for FileReader {
-    /// To any position, also beyond the end of the file, where nothing is read.
-    /// Error: [`InvalidInput`](io::ErrorKind::InvalidInput) for one before the first byte, or above
-    /// 2^64 - 1.
+    /// To any position, also beyond the end of the file, where nothing is read. Error:
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) for one that no `u64` has.
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),

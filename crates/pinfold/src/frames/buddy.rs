@@ -2,24 +2,20 @@
 //!
 //! The binary buddy system (Knuth, The Art of Computer Programming, 2.5): a free block of order k
 //! starts at a multiple of 2^k frames; its *buddy* is the other half of the block of order k + 1
-//! that both lie in. A block that is freed merges with its buddy if that is free and whole, and so
-//! on upwards. Blocks come from the smallest order that has one, and the last freed goes first: it
-//! is warm, and large blocks stay whole.
+//! around it. A block that is freed merges with its buddy if that is free and whole, and so on
+//! upwards. Blocks come from the smallest order that has one, and the last freed goes first.
 //!
 //! # State, all of it under one mutex
 //!
 //! - `heads[k]`: the first free block of order k; the rest follow through the entries' links.
-//! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 in every other entry.
-//! - No two free blocks are buddies of the same order. So the set of free frames alone says which
-//!   blocks there are, however they came about.
+//! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 elsewhere.
+//! - No two free blocks are buddies of the same order.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
-//! - There is a set of lists for each kind of runs (`mobility`): a block never crosses a run, so its
-//!   first frame says which. A run that has become free as a whole is movable, except for the last
-//!   hollow one while somebody wants one to stay. `free_frames` counts without the hollow ones,
-//!   `free_hollow` those alone.
+//! - There is a set of lists for each kind of runs (`mobility`). A run that has become free as a
+//!   whole is movable, except for the last hollow one while somebody wants one to stay.
+//!   `free_frames` counts without the hollow ones, `free_hollow` those alone.
 //!
-//! The count and the version of a free frame are not read under the mutex, and never stored here:
-//! see the head of `entry`.
+//! The count and the version of a free frame are neither read under the mutex nor stored here.
 
 use std::ops::Range;
 
@@ -30,11 +26,8 @@ use super::table::Table;
 use super::units::{FrameNumber, Order};
 use crate::base::mutant::{self, Mutant};
 
-/// The free lists of one arena. The ground that they work on is passed to each call: the same
-/// always.
 #[derive(Debug)]
 pub(super) struct Lists {
-    /// By the kind of their runs.
     of: [KindLists; Mobility::COUNT],
     pub(super) free_frames: u32,
     pub(super) free_hollow: u32,
@@ -45,7 +38,6 @@ pub(super) struct Lists {
     held: Option<(FrameNumber, RunMap)>,
 }
 
-/// The free blocks in runs of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct KindLists {
     heads: [Option<FrameNumber>; Order::COUNT],
@@ -54,7 +46,6 @@ struct KindLists {
     nonempty: u32,
 }
 
-/// The table, and the kinds of its runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ground<'a> {
     pub(super) table: &'a Table,
@@ -62,7 +53,6 @@ pub(super) struct Ground<'a> {
 }
 
 impl Lists {
-    /// Of an arena in which all frames but the first `table_frames` are free.
     pub(super) fn new(on: Ground<'_>, table_frames: u32) -> Self {
         let of = [KindLists::default(); Mobility::COUNT];
         let (free_frames, free_hollow, hollow_runs, hollow_users) = Default::default();
@@ -72,28 +62,24 @@ impl Lists {
         lists
     }
 
-    /// The first free block of `order` in runs of that kind.
     pub(super) fn first(&self, kind: Mobility, order: Order) -> Option<FrameNumber> {
         self.of[kind as usize].heads[usize::from(order.get())]
     }
 
-    /// How many free blocks of that order runs of that kind have.
     pub(super) fn blocks(&self, kind: Mobility, order: usize) -> u32 {
         self.of[kind as usize].blocks[order]
     }
 
-    /// Whether runs of that kind have a block of `order`, or a larger one.
+    /// Whether runs of that kind have a block of `order` or more.
     pub(super) fn has(&self, kind: Mobility, order: Order) -> bool {
         self.of[kind as usize].nonempty >> order.get() != 0
     }
 
-    /// The order of the largest block in runs of that kind.
     fn largest(&self, kind: Mobility) -> Option<Order> {
         self.of[kind as usize].nonempty.checked_ilog2().map(|largest| Order(largest as u8))
     }
 
-    /// Takes a block of `order` off the lists of that kind. It is still frozen, with an odd
-    /// version.
+    /// The block is still frozen, with an odd version.
     pub(super) fn take(
         &mut self,
         on: Ground<'_>,
@@ -110,8 +96,7 @@ impl Lists {
         Some(head)
     }
 
-    /// Takes a block of `order`, or else the largest there is, of the first of these kinds that has
-    /// any.
+    /// A block of `order`, or else the largest there is, of the first of these kinds that has any.
     pub(super) fn take_at_most(
         &mut self,
         on: Ground<'_>,
@@ -124,8 +109,7 @@ impl Lists {
         })
     }
 
-    /// Takes a block of `order` from an unmovable run, except those that are left for index nodes:
-    /// which are few, so that it passes over few.
+    /// A block of `order` from an unmovable run, but none of the few that are left for index nodes.
     pub(super) fn take_to_pin(&mut self, on: Ground<'_>, order: Order) -> Option<FrameNumber> {
         let for_nodes = on.runs.for_nodes();
         let (head, from) = Order::all().filter(|from| *from >= order).find_map(|from| {
@@ -140,7 +124,7 @@ impl Lists {
         Some(head)
     }
 
-    /// Takes the lowest free one of these frames, if they are those of an unmovable run.
+    /// The lowest free one of these frames, if they are those of an unmovable run.
     pub(super) fn take_lowest(
         &mut self,
         on: Ground<'_>,
@@ -154,7 +138,6 @@ impl Lists {
         Some(head)
     }
 
-    /// Takes the first `order` of the free block of `from` at `head`, and frees the rest of it.
     fn cut(&mut self, on: Ground<'_>, head: FrameNumber, from: Order, order: Order) {
         self.unlink(on, head, from);
         // Keep the lower half, give the upper one back, as often as the block is too large.
@@ -164,12 +147,10 @@ impl Lists {
         *self.free(on.runs.kind(head)) -= order.frames();
     }
 
-    /// The count that free frames of runs of that kind are in.
     fn free(&mut self, kind: Mobility) -> &mut u32 {
         if kind == Mobility::Hollow { &mut self.free_hollow } else { &mut self.free_frames }
     }
 
-    /// Makes the movable run with the largest free block unmovable, if that is at least of `order`.
     pub(super) fn claim_any(&mut self, on: Ground<'_>, order: Order) -> Option<FrameNumber> {
         let largest = self.largest(Mobility::Movable).filter(|&largest| largest >= order)?;
         let block = self.first(Mobility::Movable, largest).expect("its bit says there is one");
@@ -178,9 +159,8 @@ impl Lists {
         Some(run)
     }
 
-    /// Makes a movable run unmovable: what is free in it changes lists.
+    /// What is free in a movable run changes lists.
     pub(super) fn claim(&mut self, on: Ground<'_>, run: FrameNumber) {
-        // Collected first: the second pass would meet what the first has just put back.
         let blocks: Vec<_> = blocks_in(on.table, frames_of(on.table, run)).collect();
         for &(head, order) in &blocks {
             self.unlink(on, head, order);
@@ -191,7 +171,6 @@ impl Lists {
         }
     }
 
-    /// Puts a block that is freed on the lists, or among the held frames.
     pub(super) fn give(&mut self, on: Ground<'_>, head: FrameNumber, order: Order) {
         assert_not_free(on.table, head, order);
         if !self.give_held(head, order) {
@@ -199,7 +178,6 @@ impl Lists {
         }
     }
 
-    /// Adds the block to the held frames, if it lies in the run that is held.
     pub(super) fn give_held(&mut self, head: FrameNumber, order: Order) -> bool {
         match &mut self.held {
             Some((run, map))
@@ -212,7 +190,7 @@ impl Lists {
         }
     }
 
-    /// Adds a block that is on no list, merged with its buddies as far as they are free.
+    /// Adds a block, merged with its buddies as far as they are free.
     pub(super) fn add(&mut self, on: Ground<'_>, head: FrameNumber, order: Order) {
         let kind = on.runs.kind(head);
         *self.free(kind) += order.frames();
@@ -220,8 +198,7 @@ impl Lists {
         // Ends: the order grows each time, up to MAX.
         while order < Order::MAX {
             let buddy = FrameNumber(head.0 ^ order.frames());
-            // A buddy beyond the end of the arena has no entry, one in the table's frames is
-            // never on a list: neither is free.
+            // A buddy beyond the arena has no entry, one in the table's frames is on no list.
             if on.table.try_frame(buddy).and_then(Frame::block) != Some(order) {
                 break;
             }
@@ -243,7 +220,6 @@ impl Lists {
         on.runs.set(run, Mobility::Movable);
     }
 
-    /// Adds these frames, cut into the largest aligned blocks.
     fn add_range(&mut self, on: Ground<'_>, mut frames: Range<u32>) {
         // Ends: each round adds a block of at least one frame.
         while !frames.is_empty() {
@@ -253,7 +229,6 @@ impl Lists {
         }
     }
 
-    /// Puts a block on the list of its order and its run's kind.
     pub(super) fn push(&mut self, on: Ground<'_>, head: FrameNumber, order: Order) {
         let list = usize::from(order.get());
         let entry = on.table.frame(head);
@@ -283,7 +258,6 @@ impl Lists {
         if let Some(next) = next {
             on.table.frame(next).set_prev(prev);
         }
-        // The thread that gets the folio finds it on no list.
         entry.set_prev(None);
         entry.set_next(None);
         entry.set_block(None);
@@ -293,9 +267,7 @@ impl Lists {
         }
     }
 
-    // ---- the run that is being emptied ----
-
-    /// Starts to hold `run`: its free blocks leave the lists. False if a run is held already.
+    /// False if a run is held already.
     pub(super) fn hold(&mut self, on: Ground<'_>, run: FrameNumber) -> bool {
         if self.held.is_some() {
             return false;
@@ -312,7 +284,6 @@ impl Lists {
         self.held.as_ref().map_or(0, |(_, map)| map.len())
     }
 
-    /// Which frames of the held run are held.
     pub(super) fn held_map(&self, run: FrameNumber) -> RunMap {
         match self.held {
             Some((held, map)) if held == run => map,
@@ -330,19 +301,16 @@ impl Lists {
         full
     }
 
-    /// Ends the hold: what is held is free again.
     pub(super) fn release_held(&mut self, on: Ground<'_>, run: FrameNumber) {
         let map = self.held_map(run);
         self.held = None;
-        // Frame by frame: `add` merges them.
         for frame in (0..RunMap::FRAMES).filter(|&offset| map.contains(offset)) {
             self.add(on, run.after(frame), Order::MIN);
         }
     }
 }
 
-/// Asserts that no frame of the block is free yet: its head always, the rest in debug builds. Call
-/// with the mutex held.
+/// In debug builds, of all frames; else of the head. Call with the mutex held.
 fn assert_not_free(table: &Table, head: FrameNumber, order: Order) {
     assert!(table.frame(head).block().is_none(), "{head:?} is freed twice");
     if cfg!(debug_assertions) {
@@ -356,7 +324,6 @@ fn assert_not_free(table: &Table, head: FrameNumber, order: Order) {
     }
 }
 
-/// Which frames of the run at `run` are free. Call with the mutex held.
 pub(super) fn free_in(table: &Table, run: FrameNumber) -> RunMap {
     let mut map = RunMap::default();
     for (head, order) in blocks_in(table, frames_of(table, run)) {
@@ -370,8 +337,7 @@ fn frames_of(table: &Table, run: FrameNumber) -> Range<u32> {
     run.0..(run.0 + RunMap::FRAMES).min(table.frames())
 }
 
-/// The free blocks that begin in these frames, lowest first. Each is found before it is looked
-/// past, so the caller may take it off its list. Call with the mutex held.
+/// The free blocks that begin in these frames, lowest first. The caller may take each off its list.
 fn blocks_in(table: &Table, mut frames: Range<u32>) -> impl Iterator<Item = (FrameNumber, Order)> {
     std::iter::from_fn(move || {
         // Ends: the start grows each time, up to the end.

@@ -1,9 +1,7 @@
-//! Copying bytes out of a frame that another thread may be changing at the same time.
-//!
-//! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`). Its loads
-//! race with stores of the kernel that fills the frame, and of writers. In Rust's memory model a
-//! racing plain load is undefined even if its value is discarded, and relaxed atomics would have to
-//! be of the size of the stores (`Extent::store`). So the loads here are inline assembly; the
+//! Copying bytes out of a frame that another thread may be changing at the same time. A reader that
+//! holds nothing copies first, and checks afterwards (`Frame::read_retry`). In Rust's memory model
+//! a racing plain load is undefined even if its value is discarded, and relaxed atomics would have
+//! to be of the size of the stores (`Extent::store`). So the loads here are inline assembly; the
 //! compiler only knows that they read memory.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
@@ -11,7 +9,6 @@
 /// From this size on the system's memcpy is worth its call.
 const MANY: usize = 192;
 
-/// One load and one store a function, in the words of the machine.
 macro_rules! moves {
     ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
         $(#[$doc])*
@@ -37,25 +34,21 @@ mod machine {
     use std::arch::asm;
 
     moves! {
-        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
+        /// 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: xmm_reg) = "movups {lane}, [{from} + {at}]", "movups [{to} + {at}], {lane}";
-        /// Copies 8 bytes there.
         copy8(lane: reg) = "mov {lane}, [{from} + {at}]", "mov [{to} + {at}], {lane}";
-        /// Copies 4 bytes there.
         copy4(lane: reg) = "mov {lane:e}, [{from} + {at}]", "mov [{to} + {at}], {lane:e}";
-        /// Copies one byte there.
         copy1(lane: reg) =
             "movzx {lane:e}, byte ptr [{from} + {at}]", "mov byte ptr [{to} + {at}], {lane:l}";
     }
 
-    /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
+    /// By the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
-    /// As for the others, with `bytes` bytes; the two do not overlap.
+    /// As for the others; the two do not overlap.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: a call as the C ABI has it; the stack is aligned for calls where `nostack` is
-        // not said.
+        // SAFETY: a call as the C ABI has it; without `nostack`, the stack is aligned for calls.
         unsafe {
             asm!(
                 "call {memcpy}",
@@ -73,20 +66,14 @@ mod machine {
 
     // The offset of a plain `ldr` is a multiple of its size: so are all that are asked for.
     moves! {
-        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: vreg) = "ldr {lane:q}, [{from}, #{at}]", "str {lane:q}, [{to}, #{at}]";
-        /// Copies 8 bytes there.
         copy8(lane: reg) = "ldr {lane:x}, [{from}, #{at}]", "str {lane:x}, [{to}, #{at}]";
-        /// Copies 4 bytes there.
         copy4(lane: reg) = "ldr {lane:w}, [{from}, #{at}]", "str {lane:w}, [{to}, #{at}]";
-        /// Copies one byte there.
         copy1(lane: reg) = "ldrb {lane:w}, [{from}, #{at}]", "strb {lane:w}, [{to}, #{at}]";
     }
 
-    /// As on x86-64.
-    ///
     /// # Safety
-    /// As there.
+    /// As on x86-64.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it.
@@ -101,15 +88,13 @@ mod machine {
     }
 }
 
-/// Copies `bytes` bytes that may be changing. What arrives may be any mixture of old and new.
+/// Copies `bytes` bytes that may be changing; what arrives may be any mixture of old and new.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, by racing loads; `to` can be written, and no other thread
-/// accesses it meanwhile; they do not overlap.
+/// `from` can be read for `bytes`, by racing loads; `to` is the caller's; they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
-    // One line of most machines, and what is read most: first, for callers whose length the
-    // compiler does not know.
+    // What is read most: first, for callers whose length the compiler does not know.
     if bytes == 64 {
         // SAFETY: `bytes` is 64.
         unsafe {

@@ -1,12 +1,8 @@
 //! The count in a frame's entry: the shipped one, or the same on a model checker's atomics.
-//!
-//! What belongs here: that choice. What does not: the count's protocol, which is
-//! `pinfold-refcount`'s.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use pinfold_refcount::RefCount as Count;
 
-/// A count's word, decoded.
 pub(crate) type CountWord = pinfold_refcount::Word;
 
 #[cfg(not(any(loom, shuttle)))]

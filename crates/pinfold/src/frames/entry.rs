@@ -1,10 +1,6 @@
 //! The entry of a frame: one cache line that says what the frame holds and which threads may use
-//! it.
-//!
-//! Here: the words of an entry, which threads may change them, and the two small protocols that run
-//! on them: the *version* (was what I read consistent?) and the *identity* (is this the folio I was
-//! looking for?). Not here: the count's own protocol (`pinfold-refcount`), where the entries are
-//! (`table`) and which frames are free (`buddy`).
+//! it. Two small protocols run on its words: the *version* (was what I read consistent?) and the
+//! *identity* (is this the folio I was looking for?). The count's own is `pinfold-refcount`'s.
 //!
 //! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
 //! *tails*, only say "frozen, odd".
@@ -26,8 +22,7 @@
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
 //! "Frozen" is the frozen bit with or without the debris of losers. Every frozen folio has an odd
-//! version, except between `freeze` and `change_begin`. The version stops a reader that holds
-//! nothing; the frozen bit stops a reader that tries to take a reference.
+//! version, except between `freeze` and `change_begin`.
 //!
 //! # Transitions
 //!
@@ -49,18 +44,17 @@
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
-//! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` and `hand_out`
-//! assert it, and the allocator never touches the word. Zero is not a state: fresh memory reads as
-//! zero, which a `try_get` would turn into a reference, so every entry is written before the table
-//! can be reached.
+//! Between "being freed" and `hand_out` *nothing* removes the frozen bit. Zero is not a state: a
+//! `try_get` would turn it into a reference, so every entry is written before the table can be
+//! reached.
 //!
 //! # Which words are changed how
 //!
 //! `count` has its own atomic operations. `version`, `mapping`, `start`, `order` have one writer at
-//! a time (see the states), so they are stored, never exchanged. `prev`, `next`, `block` belong to
-//! a lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
-//! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
-//! that hold nothing, so it has a byte of its own, and a lost update costs one hint.
+//! a time, so they are stored, never exchanged. `prev`, `next`, `block` belong to a lock: the
+//! allocator's while free, the policy's while queued. `flags` are changed under different locks, by
+//! atomic read-modify-writes. `uses` is stored by readers that hold nothing: a lost update costs
+//! one hint.
 
 use bitflags::bitflags;
 
@@ -74,12 +68,12 @@ use crate::base::sync::{
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
 
-/// The link that leads to no entry; above every frame number.
+/// Above every frame number.
 const LINK_NONE: u32 = u32::MAX;
 
 bitflags! {
-    /// Flags of a folio. There is none for "up to date", which an even version says, nor for
-    /// "dirty", which only the index's marks say (`index::Mark`).
+    /// There is none for "up to date", which an even version says, nor for "dirty", which only the
+    /// index's marks say (`index::Mark`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
         /// A read that finds this flag starts reading ahead.
@@ -90,8 +84,8 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
-        /// Its bytes are outside of the arena (`pages/outside.rs`): they are read under a reference
-        /// alone. Set as long as the frame is one of a hollow run.
+        /// Its bytes are outside of the arena (`pages/outside.rs`). Set as long as the frame is one
+        /// of a hollow run.
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;
@@ -99,8 +93,7 @@ bitflags! {
 }
 
 impl Flags {
-    /// Nothing may be read of a folio with one of these but under a reference that was taken for
-    /// it.
+    /// Of such a folio, nothing may be read but under a reference that was taken for it.
     const CLOSED: Flags = Flags::READAHEAD.union(Flags::HOLLOW);
 }
 
@@ -109,14 +102,12 @@ impl Flags {
 pub(crate) struct Identity {
     /// The file, as numbered by its cache, or [`MAPPING_NONE`].
     pub(crate) mapping: u32,
-    /// The page offset, in the file, of the folio's first page.
+    /// The page offset of its first page in the file.
     pub(crate) index: u64,
-    /// How many pages: 2^order.
     pub(crate) order: Order,
 }
 
 impl Identity {
-    /// Its pages of the file.
     pub(crate) fn pages(&self) -> std::ops::Range<u64> {
         self.index..self.index + u64::from(self.order.frames())
     }
@@ -126,54 +117,41 @@ impl Identity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
-/// The entry of one frame: exactly one cache line.
-///
-/// # Invariants
-///
-/// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`. `version` only ever grows,
-/// over all lifetimes of the frame, so that no stamp of an earlier lifetime is ever valid again;
-/// its 64 bits do not come round.
+/// The entry of one frame: exactly one cache line. `version` only ever grows, over all lifetimes of
+/// the frame, and does not come round: so no stamp of an earlier lifetime is ever valid again.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Frame {
-    /// The references and pins to the folio. At 0.
+    /// The references and pins to the folio.
     pub(crate) count: Count,
-    /// Odd while identity or bytes may change. At 8.
+    /// Odd while identity or bytes may change.
     version: AtomicU64,
-    /// The file's byte that the folio begins with. At 16.
+    /// The file's byte that the folio begins with.
     start: AtomicU64,
-    /// At 24.
     mapping: AtomicU32,
-    /// The allocator's while free, the policy's while queued, none in between. At 28.
+    /// The allocator's while free, the policy's while queued, none in between.
     prev: AtomicU32,
-    /// At 32.
     next: AtomicU32,
-    /// At 36.
     flags: AtomicU32,
-    /// At 40.
     order: AtomicU8,
-    /// How often it was used, see `uses.rs`. At 41.
+    /// How often it was used, see `uses.rs`.
     pub(super) uses: AtomicU8,
-    /// The order of the free block that starts here, plus one; 0 where none starts. The
-    /// allocator's alone. At 42.
+    /// The order of the free block that starts here, plus one; 0 where none starts.
     block: AtomicU8,
-    /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
+    /// Where the policy has the folio, in its own coding.
     place: AtomicU8,
     /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
-    /// read should have more read ahead, or if the bytes are not in the arena. It repeats what
-    /// `file_bytes` and `flags` say, for one load. At 44.
+    /// flag of [`Flags::CLOSED`] is set; so readers load one word.
     span_bytes: AtomicU32,
-    /// Bytes from the start on that are the file's: fewer than the folio's where the file ends. At
-    /// 48.
+    /// Bytes from the start on that are the file's.
     file_bytes: AtomicU32,
     /// Bytes from the start on that a counted guard may be taken of at once: as `span_bytes`, but
-    /// none of a large folio that is not granted. At 52.
+    /// none of a large folio that is not granted.
     guard_bytes: AtomicU32,
-    /// In which parts, a bit each. Not from `crate::base::sync`: a hint. At 56.
+    /// In which parts, a bit each. Not from `crate::base::sync`: a hint.
     pub(super) touched: std::sync::atomic::AtomicU64,
 }
 
-// The model checker's atomics are larger; it has no cache lines either.
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Frame>() == 64, "one cache line an entry, 1/64 of the budget");
@@ -183,7 +161,7 @@ const _: () = {
 };
 
 impl Frame {
-    /// An entry as every frame starts: frozen and odd, not zero.
+    /// Frozen and odd, as every frame starts.
     pub(super) fn new() -> Self {
         Frame {
             count: count::frozen(),
@@ -204,14 +182,11 @@ impl Frame {
         }
     }
 
-    // ---- the version ----
-
-    /// Begins a read without a reference: returns the version, if the folio is not being changed.
-    /// What is read after it (identity, bytes; by loads that may race) is valid only if
-    /// [`Frame::read_retry`] then returns false.
+    /// Begins a read without a reference, if the folio is not being changed. What is read after it
+    /// (by loads that may race) is valid only if [`Frame::read_retry`] then returns false.
     #[inline]
     pub(crate) fn read_begin(&self) -> Option<Stamp> {
-        // Acquire: pairs with the Release store in `change_end`; what that writer stored is seen.
+        // Acquire: pairs with the Release store in `change_end`.
         let version = self.version.load(Ordering::Acquire);
         (version & 1 == 0).then_some(Stamp(version))
     }
@@ -220,7 +195,7 @@ impl Frame {
     #[inline]
     #[must_use = "what was read may be used only if this is false"]
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
-        // Acquire: pairs with the Release fence in `change_begin`, and with those in
+        // Acquire: pairs with the Release fences in `change_begin` and
         // `fence_before_racing_stores`. If any load before this fence saw a store made after one of
         // them, the load below sees the odd version or a later one.
         if !mutant::on(Mutant::LastLookUnfenced) {
@@ -242,15 +217,12 @@ impl Frame {
         self.version.load(Ordering::Acquire) - stamp.0
     }
 
-    /// Begins a change of identity or bytes. One change at a time: the caller has frozen the folio,
-    /// or holds its mapping's `change` mutex.
-    ///
-    /// # Panics
-    /// If a change is in progress already.
+    /// Begins a change of identity or bytes. The caller has frozen the folio, or holds its
+    /// mapping's `change` mutex. Panics if a change is in progress already.
     #[inline]
     pub(crate) fn change_begin(&self) {
-        // Relaxed: the version has one writer at a time, which synchronized with the previous one
-        // through the count or a lock.
+        // Relaxed: the version has one writer at a time, after the one before by the count or a
+        // lock.
         let version = self.version.load(Ordering::Relaxed);
         assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
         // Relaxed: the fence below orders it before what follows.
@@ -259,10 +231,7 @@ impl Frame {
         fence(Ordering::Release);
     }
 
-    /// Ends a change or a fill: identity and bytes are now consistent and valid.
-    ///
-    /// # Panics
-    /// If no change is in progress.
+    /// Ends a change or a fill: identity and bytes are now valid. Panics if none is in progress.
     #[inline]
     pub(crate) fn change_end(&self) {
         // Relaxed: as in `change_begin`.
@@ -273,32 +242,27 @@ impl Frame {
         self.version.store(version + 1, Ordering::Release);
     }
 
-    /// Whether the version is odd.
     #[inline]
     pub(crate) fn is_changing(&self) -> bool {
-        // Acquire: pairs with the Release store in `change_end`, for a waiter that holds a
-        // reference and reads the bytes as soon as this says no.
+        // Acquire: pairs with the Release store in `change_end`, for a waiter that reads the bytes
+        // as soon as this says no.
         self.version.load(Ordering::Acquire) & 1 == 1
     }
 
-    // ---- the identity ----
-
-    /// The folio's identity. Valid for a caller that holds a reference, or whose
-    /// [`Frame::read_retry`] then returns false. With a reference to a folio that is still being
-    /// filled, the result is either no mapping or the whole new identity, never a mixture.
+    /// Valid for a caller that holds a reference, or whose [`Frame::read_retry`] then returns
+    /// false. With a reference to a folio that is still being filled, it is no mapping or the whole
+    /// new one.
     #[inline]
     pub(crate) fn identity(&self) -> Identity {
-        // Acquire: pairs with the Release store of `mapping` in `set_identity`; a thread that sees
-        // the mapping sees the index and order that were stored before it.
+        // Acquire: pairs with the Release store of `mapping` in `set_identity`.
         let mapping = self.mapping.load(Ordering::Acquire);
         // Relaxed: ordered by the load above.
         let start = self.start.load(Ordering::Relaxed);
         Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
     }
 
-    /// What a reader without a reference needs of the identity: the file, the offset of the folio's
-    /// first byte in it, and how many bytes from there may be read without a reference. Valid if
-    /// [`Frame::read_retry`] then returns false.
+    /// The file, the offset of the folio's first byte in it, and how many bytes from there may be
+    /// read without a reference. Valid if [`Frame::read_retry`] then returns false.
     #[inline(always)]
     pub(crate) fn readable(&self) -> (u32, u64, u32) {
         self.open_to(&self.span_bytes)
@@ -318,7 +282,7 @@ impl Frame {
         (mapping, start, bytes.load(Ordering::Relaxed))
     }
 
-    /// The offset in the file of the folio's first byte, for a guess that is checked later.
+    /// The file's byte that the folio begins with, for a guess that is checked later.
     #[inline(always)]
     pub(crate) fn start_now(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
@@ -331,15 +295,15 @@ impl Frame {
         self.mapping.load(Ordering::Relaxed) == mapping
     }
 
-    /// How many of the folio's bytes are the file's. Valid as [`Frame::identity`] is, and the same
-    /// until the folio is freed, even if the length of the file changes.
+    /// Valid as [`Frame::identity`] is, and the same until the folio is freed, even if the length
+    /// of the file changes.
     #[inline]
     pub(crate) fn file_bytes(&self) -> usize {
         // Relaxed: as in `order`.
         self.file_bytes.load(Ordering::Relaxed) as usize
     }
 
-    /// The folio's order; valid as [`Frame::identity`] is.
+    /// Valid as [`Frame::identity`] is.
     #[inline]
     pub(crate) fn order(&self) -> Order {
         // Relaxed: ordered by the caller's acquire of the count or of the version.
@@ -348,27 +312,20 @@ impl Frame {
         Order(order)
     }
 
-    /// Sets the folio's identity; all of its bytes are the file's.
-    ///
-    /// # Panics
-    /// If the version is even: a reader could see half of the change.
+    /// Sets the folio's identity; all of its bytes are the file's. Panics if the version is even.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
-        // Relaxed: the Release store below publishes both to threads that hold a reference; for
-        // those that do not, the fence in `hand_out` makes `read_retry` fail if they saw them.
+        // Relaxed: published by the Release store below; for threads without a reference, the fence
+        // in `hand_out` makes `read_retry` fail if they saw them.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
-        // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
-        // mapping belongs to no file: a thread that got a reference by a stale number must not take
-        // the old index for that of the new mapping.
+        // Release: pairs with the Acquire load in `identity`. Last: a thread that got a reference
+        // by a stale number must not take the old index for that of the new mapping.
         self.mapping.store(identity.mapping, Ordering::Release);
     }
 
-    /// Sets how many of its bytes are the file's.
-    ///
-    /// # Panics
-    /// If the version is even: a reader could take the bytes of one length for those of another.
+    /// Sets how many of its bytes are the file's. Panics if the version is even.
     pub(crate) fn set_file_bytes(&self, bytes: usize) {
         self.assert_changing("length given");
         debug_assert!(bytes <= self.order().bytes());
@@ -377,55 +334,43 @@ impl Frame {
         self.settle_span(self.flags());
     }
 
-    /// Clears the folio's mapping. Its order stays: the last holder frees the folio by it.
-    ///
-    /// # Panics
-    /// If the version is even: a reader would still take the identity for valid.
+    /// The folio's order stays: the last holder frees it by that. Panics if the version is even.
     pub(crate) fn forget_identity(&self) {
         self.assert_changing("identity taken");
-        // Relaxed: the version warns threads without a reference. Threads with one checked the
-        // identity before, or find the folio gone now or at their next check.
+        // Relaxed: the version warns threads without a reference. Those with one checked the
+        // identity before, or find the folio gone at their next check.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
     }
 
-    /// The last step of an allocation, and of a split for each new head: a folio of `order` with
-    /// a count of 1 that is the caller's, an odd version, no mapping, no flags and no uses.
-    ///
-    /// # Panics
-    /// If the entry is not frozen with an odd version.
+    /// The last step of an allocation, and of a split for each new head: a folio of `order` with a
+    /// count of 1 that is the caller's, an odd version, no mapping, no flags and no uses. Panics if
+    /// the entry is not frozen with an odd version.
     pub(crate) fn hand_out(&self, order: Order) {
-        // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
         assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
         self.assert_changing("folio handed out");
         // Another thread may have made the version odd.
         fence_before_racing_stores(Mutant::HandOutUnfenced);
         // Relaxed, all four: `count.hand_out` publishes them. A thread that gets a reference by a
-        // stale number synchronizes with it, finds no mapping, and leaves. If the old identity
-        // stayed, it would take an evicted page for the one being filled.
+        // stale number synchronizes with it, finds no mapping, and leaves.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
         self.order.store(order.get(), Ordering::Relaxed);
         self.flags.store(0, Ordering::Relaxed);
         self.set_uses(0);
         self.set_fresh();
-        // Last. Only here in `frames/` is the frozen bit cleared: a release store that pairs with
-        // the acquire of a successful `try_get`, and wipes the additions of losers.
+        // Last: a release store that pairs with the acquire of a successful `try_get`, and wipes
+        // the additions of losers.
         self.count.hand_out(1);
     }
 
-    // ---- flags ----
-
-    /// The flags.
     #[inline]
     pub(crate) fn flags(&self) -> Flags {
         // Acquire: pairs with the Release half of `set_flags` and `clear_flags`.
         Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
     }
 
-    /// Sets `flags` and returns those that were set before: a flag missing there was set by this
-    /// call. Loses no concurrent update. Cost: one atomic or.
+    /// Returns the flags before: one missing there was set by this call. Cost: one atomic or.
     pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
-        // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
-        // sees what was done before the change.
+        // AcqRel: pairs with itself, `clear_flags` and `flags`.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
         if flags.intersects(Flags::CLOSED) {
             self.settle_span(old | flags);
@@ -433,14 +378,14 @@ impl Frame {
         old
     }
 
-    /// Whether the folio's bytes are outside of the arena; valid as [`Frame::identity`] is.
+    /// Valid as [`Frame::identity`] is.
     #[inline]
     pub(crate) fn is_hollow(&self) -> bool {
         // Relaxed: set before the folio has an identity, and not changed before it is freed.
         cfg!(feature = "map") && self.flags.load(Ordering::Relaxed) & Flags::HOLLOW.bits() != 0
     }
 
-    /// Clears `flags` and returns those that were set before. Cost: one atomic and.
+    /// Returns the flags before. Cost: one atomic and.
     pub(crate) fn clear_flags(&self, flags: Flags) -> Flags {
         // AcqRel: as in `set_flags`.
         let old = Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel));
@@ -451,12 +396,11 @@ impl Frame {
         old
     }
 
-    /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
-    /// and one holder of a reference clears it: no other thread stores the span then.
+    /// Updates the span. The thread that makes the folio sets the mark, and one holder of a
+    /// reference clears it: no other thread stores the span then.
     fn settle_span(&self, flags: Flags) {
         let closed = flags.intersects(Flags::CLOSED);
-        // The thread that ends the fill or clears the mark need not be the one that allocated the
-        // frame.
+        // This thread need not be the one that allocated the frame.
         fence_before_racing_stores(Mutant::SpanUnfenced);
         // Relaxed, both: the version orders it, or a late value does no harm.
         let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
@@ -464,21 +408,18 @@ impl Frame {
         self.store_guard_bytes(flags);
     }
 
-    /// Lets counted guards be taken at once, of a folio that the caller has a reference to and that
-    /// has no readahead mark.
+    /// Lets counted guards be taken at once. The caller has a reference, and there is no readahead
+    /// mark.
     pub(crate) fn grant(&self) {
         let flags = self.set_flags(Flags::GRANTED) | Flags::GRANTED;
-        // As in `settle_span`.
         fence_before_racing_stores(Mutant::SpanUnfenced);
         self.store_guard_bytes(flags);
         self.settle_guard_bytes(flags);
     }
 
     /// Ends that. The caller has frozen the folio: so there is no guard, and a thread that has read
-    /// the bytes before finds another version when it has its reference.
-    ///
-    /// # Panics
-    /// If the version is even: that thread would have a guard.
+    /// the bytes before finds another version when it has its reference. Panics if the version is
+    /// even.
     pub(crate) fn revoke(&self) {
         self.assert_changing("grant revoked");
         self.set_flags(Flags::REVOKED);
@@ -494,8 +435,8 @@ impl Frame {
         self.guard_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Where one thread may grant the folio while another clears its readahead mark: the last store
-    /// is that of who has seen both changes. Call it after [`Self::store_guard_bytes`] by `flags`.
+    /// One thread may grant the folio while another clears its readahead mark: the last store is
+    /// that of who has seen both changes. Call it after [`Self::store_guard_bytes`] by `flags`.
     fn settle_guard_bytes(&self, mut flags: Flags) {
         // Ends: each turn follows another thread's change of a flag.
         while !mutant::on(Mutant::GuardBytesUnsettled) {
@@ -503,9 +444,9 @@ impl Frame {
                 self.flags.load(Ordering::Acquire)
             } else {
                 // AcqRel: pairs with itself, and those in `set_flags` and `clear_flags`. Either
-                // this comes after the other thread's change and sees it; or that change comes
-                // after this, and so does that thread's store after the one before this. A load
-                // could miss a change whose store is overwritten by the one before this.
+                // this comes after the other thread's change and sees it, or before it, and so does
+                // the store before this. A load could miss a change whose store is overwritten by
+                // the one before this.
                 self.flags.fetch_or(0, Ordering::AcqRel)
             };
             let now = Flags::from_bits_truncate(now);
@@ -535,7 +476,6 @@ impl Frame {
         self.next.store(link(frame), Ordering::Relaxed);
     }
 
-    /// Where the policy has the folio, in the policy's coding.
     pub(crate) fn place(&self) -> u8 {
         self.place.load(Ordering::Relaxed)
     }
@@ -546,17 +486,14 @@ impl Frame {
 
     // ---- for the allocator, whose mutex orders `block` ----
 
-    /// The order of the free block that starts here.
     pub(super) fn block(&self) -> Option<Order> {
         self.block.load(Ordering::Relaxed).checked_sub(1).map(Order)
     }
 
-    /// Sets the order of the free block that starts here.
     pub(super) fn set_block(&self, order: Option<Order>) {
         self.block.store(order.map_or(0, |order| order.get() + 1), Ordering::Relaxed);
     }
 
-    /// Asserts what must hold for the head of a folio that is freed.
     pub(super) fn assert_freeable(&self, head: FrameNumber) {
         assert!(self.count.is_frozen(), "{head:?} is freed but not frozen: somebody may count it");
         self.assert_changing("folio freed");
@@ -564,22 +501,20 @@ impl Frame {
         assert!(!linked, "{head:?} is freed while on a list");
     }
 
-    /// Asserts, in debug builds, that this entry belongs to no folio that can be reached.
     pub(super) fn debug_assert_dead(&self, frame: FrameNumber) {
         debug_assert!(self.count.is_frozen() && self.is_changing(), "{frame:?} is in use");
         debug_assert!(self.block().is_none(), "{frame:?} is free already");
     }
 
     fn assert_changing(&self, what: &str) {
-        // Relaxed: the caller made the version odd itself, or got the folio from the thread that
-        // did, through the count or a lock.
+        // Relaxed: the caller made the version odd, or got the folio from the thread that did.
         let version = self.version.load(Ordering::Relaxed);
         let changing = version & 1 == 1 || mutant::on(Mutant::FreezeStaysEven);
         assert!(changing, "{what} while readers believe it (version {version})");
     }
 }
 
-/// Operations with which the models break a protocol; for models only.
+/// For models that break a protocol.
 #[cfg(all(test, loom))]
 impl Frame {
     pub(super) fn version(&self) -> &AtomicU64 {

@@ -1,15 +1,12 @@
 //! Giving the memory of pages back to the system, also of pages that the program has locked: after
-//! mlockall(2) the kernel refuses `MADV_DONTNEED`, since what is accessed is promised to be in
-//! memory. But what is given back here is not accessed before it was brought anew.
+//! mlockall(2) the kernel refuses `MADV_DONTNEED`. What is given back is not accessed before it was
+//! brought anew.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise, munlock};
 
 /// Takes the pages of a range out of memory: private ones lose their bytes, shared ones leave the
 /// page table.
-///
-/// # Errors
-/// The system refuses it.
 ///
 /// # Safety
 /// The range is mapped, and the caller's to use so; nobody needs the bytes of private pages.
@@ -24,7 +21,6 @@ pub(crate) unsafe fn give_back(at: *mut u8, bytes: usize) -> Result<(), Errno> {
     if given != Err(Errno::INVAL) {
         return given;
     }
-    // Linux before 5.18 does not know it.
     // SAFETY: the caller's range, which stays what it was.
     unsafe { munlock(at.cast(), bytes) }?;
     advise(Advice::LinuxDontNeed)

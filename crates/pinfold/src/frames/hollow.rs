@@ -1,5 +1,4 @@
-//! Hollow runs: 2 MiB of the arena whose memory was given back to the system, for folios whose
-//! bytes are outside (`pages/outside.rs`).
+//! Hollow runs: 2 MiB of the arena whose memory was given back, for folios outside of it.
 
 use super::Frames;
 use super::entry::Flags;
@@ -8,8 +7,7 @@ use super::units::{FrameNumber, Order};
 use crate::base::sync::Ordering;
 
 impl Frames {
-    /// Takes a folio of `order` or smaller from a hollow run: its bytes are not in the arena, and
-    /// its entry says so ([`Flags::HOLLOW`]). Otherwise as `alloc`.
+    /// As `alloc_at_most`, from a hollow run: its entry says so ([`Flags::HOLLOW`]).
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_hollow(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) =
@@ -19,15 +17,12 @@ impl Frames {
         Some((head, order))
     }
 
-    /// Makes a free run of 2 MiB hollow: gives its memory back to the system. False if there is
-    /// none, or if it is being emptied by now.
-    ///
+    /// Makes a free run of 2 MiB hollow. False if there is none, or if it is being emptied by now.
     /// Cost: two mutexes and a madvise(2).
     pub(crate) fn hollow_out_run(&self) -> bool {
         let run = self.change(|lists, on| lists.take(on, Order::MAX, Mobility::Movable));
         let Some(run) = run else { return false };
-        // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
-        // found an earlier folio of it loads by racing loads, and notices by the version.
+        // SAFETY: all of the run is free and on no list; late readers notice by the version.
         let given = unsafe { self.arena.give_back(run, Order::MAX) };
         if given.is_err() {
             self.free(run, Order::MAX);
@@ -35,8 +30,7 @@ impl Frames {
         given.is_ok() && self.hollow_out(run)
     }
 
-    /// Makes a run that was taken off its list a hollow one, all of it free. False if it is held by
-    /// now: what is held stays what it is, so it is given back.
+    /// Makes a run that was taken off its list hollow. False, and it is given back, if it is held.
     pub(super) fn hollow_out(&self, run: FrameNumber) -> bool {
         self.change(|lists, on| {
             if lists.give_held(run, Order::MAX) {
@@ -50,13 +44,11 @@ impl Frames {
         })
     }
 
-    /// From now on one run stays hollow, once one is: until [`Self::hollow_user_ends`] was called
-    /// as often.
+    /// One run stays hollow, once one is, until [`Self::hollow_user_ends`] was called as often.
     pub(crate) fn hollow_user_begins(&self) {
         self.lists.lock().hollow_users += 1;
     }
 
-    /// See [`Self::hollow_user_begins`].
     pub(crate) fn hollow_user_ends(&self) {
         self.change(|lists, on| {
             lists.hollow_users -= 1;
@@ -69,23 +61,20 @@ impl Frames {
         });
     }
 
-    /// Whether a run that is hollow may become one of the arena again.
+    /// Whether a hollow run may become one of the arena again.
     pub(crate) fn may_take_back(&self) -> bool {
         let lists = self.lists.lock();
         lists.hollow_runs > u32::from(lists.hollow_users > 0)
     }
 
-    /// The heads of the runs that are hollow.
     pub(crate) fn hollow_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
         self.whole_runs().filter(|&run| self.is_hollow(run))
     }
 
-    /// Frames of hollow runs.
     pub(crate) fn hollow_frames(&self) -> u32 {
         self.runs.hollow() * Order::MAX.frames()
     }
 
-    /// How many frames of hollow runs are free.
     pub(crate) fn free_hollow(&self) -> u32 {
         // Relaxed: as in `free_frames`.
         self.free_hollow.load(Ordering::Relaxed)

@@ -1,8 +1,5 @@
 //! Groups folios by mobility: some 2 MiB runs are kept for folios that never move, so that the
-//! others can be emptied again; and by where their bytes are.
-//!
-//! Here: the kind of each run. Not here: choosing blocks by it (`buddy`), moving folios for it
-//! (`reclaim/unmovable.rs`).
+//! others can be emptied again; and by where their bytes are. Here is the kind of each run.
 //!
 //! | kind | what is put there | how a run becomes one |
 //! |---|---|---|
@@ -10,32 +7,25 @@
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
 //! | hollow | folios whose bytes are outside of the arena (`pages/outside.rs`): the run's memory was given back to the system | made hollow when those that are hollow are full; it is movable again when all of it is free, unless it is the last while there are maps |
 //!
-//! A movable folio in an unmovable run does no harm: it is moved away when its frames are needed.
-//! An unmovable one in a movable run blocks that run as long as the pin lasts. (After Linux's
-//! grouping of pages by mobility: Gorman and Whitcroft, OLS 2006.)
-//!
-//! A pin ends, an index node stays for ever: a run with one is never made whole, nor hollow. So
-//! nodes lie as low as possible, and behind the table some frames are left for them by what is
-//! pinned ([`RunKinds::for_nodes`]). In a small cache, which has few runs, all nodes lie there.
-// Not from `crate::base::sync`: changed under the allocator's mutex, and see
-// `RunKinds::is_movable`.
+//! A movable folio in an unmovable run is moved away when its frames are needed. An unmovable one
+//! in a movable run blocks that run as long as the pin lasts. (After Linux: Gorman and Whitcroft,
+//! OLS 2006.) An index node stays for ever: so nodes lie as low as possible, and behind the table
+//! some frames are left for them by what is pinned ([`RunKinds::for_nodes`]).
+
+// Not from `crate::base::sync`: changed under the allocator's mutex; see `RunKinds::is_movable`.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::units::{FrameNumber, Order};
 
-/// The least frames that are left for index nodes, if there is room for them behind the table.
+/// The least frames that are left for index nodes.
 const FOR_NODES_MIN: u32 = 16;
 
-/// What frames are allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Mobility {
-    /// Folios that can be moved or evicted.
     Movable,
-    /// Folios that stay.
     Unmovable,
-    /// Folios whose bytes are outside of the arena.
     Hollow,
 }
 
@@ -43,8 +33,7 @@ impl Mobility {
     pub(super) const COUNT: usize = 3;
 }
 
-/// The kind of each run: a bit that is set for movable and for hollow ones, and one for hollow
-/// ones.
+/// A bit for each run that is movable or hollow, and one for each hollow one.
 #[derive(Debug)]
 pub(super) struct RunKinds {
     movable: Box<[AtomicU64]>,
@@ -53,7 +42,7 @@ pub(super) struct RunKinds {
     whole: Range<u32>,
     for_nodes: Range<u32>,
     frames: u32,
-    /// For models, whose arenas have no whole run: the one frame that has to be left for a pin.
+    /// For models, whose arenas have no whole run: the one frame that no pin may stay in.
     #[cfg(loom)]
     splinter: std::sync::atomic::AtomicU32,
 }
@@ -73,8 +62,6 @@ fn for_nodes(frames: u32, table_frames: u32, whole: &Range<u32>) -> Range<u32> {
 }
 
 impl RunKinds {
-    /// For an arena of `frames` of which the first `table_frames` are the table's: all whole runs
-    /// are movable.
     pub(super) fn new(frames: u32, table_frames: u32) -> Self {
         let run_frames = Order::MAX.frames();
         let whole = table_frames.div_ceil(run_frames)..frames / run_frames;
@@ -94,34 +81,29 @@ impl RunKinds {
         runs
     }
 
-    /// Frames at the start of the arena that are the table's.
     pub(super) fn table_frames(&self) -> u32 {
         self.for_nodes.start
     }
 
-    /// The first frames of the runs in which every frame can be data.
     pub(super) fn whole(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
         self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
     }
 
-    /// Whether `frame` is one of [`Self::whole`].
     pub(super) fn is_whole(&self, frame: FrameNumber) -> bool {
         frame.is_aligned(Order::MAX) && self.whole.contains(&run_of(frame))
     }
 
-    /// One of them, counted round and round.
     pub(super) fn nth_whole(&self, nth: u32) -> Option<FrameNumber> {
         let run = self.whole.start + nth.checked_rem(self.whole.len() as u32)?;
         Some(FrameNumber(run * Order::MAX.frames()))
     }
 
-    /// The frames behind the table in which nothing is put that is pinned.
     pub(super) fn for_nodes(&self) -> Range<u32> {
         self.for_nodes.clone()
     }
 
-    /// The frames of the unmovable runs, without [`Self::for_nodes`]: first those of the runs that
-    /// are never whole, then from the lowest run on.
+    /// The frames of the unmovable runs, without [`Self::for_nodes`]: first of runs that are never
+    /// whole.
     pub(super) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         let first = self.for_nodes.end;
         let (one, other) = (run_of(FrameNumber(first)), run_of(FrameNumber(self.frames - 1)));
@@ -134,10 +116,9 @@ impl RunKinds {
         })
     }
 
-    /// Whether `frame` lies in a movable or a hollow run: no pin may stay there. Without the
-    /// allocator's mutex the result is valid for a folio whose version was even before the call and
-    /// is unchanged after it: the kind was settled before the folio was allocated, and a later
-    /// claim only makes "movable" out of date.
+    /// Whether no pin may stay in `frame`. Without the allocator's mutex this is valid for a folio
+    /// whose version was even before the call and is unchanged after it: the kind was settled
+    /// before the folio was allocated, and a later claim only makes "movable" out of date.
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]
@@ -150,14 +131,14 @@ impl RunKinds {
         word >> (run % 64) & 1 == 1
     }
 
-    /// Whether `frame` lies in a hollow run; valid as [`Self::is_movable`] is.
+    /// Valid as [`Self::is_movable`] is.
     pub(super) fn is_hollow(&self, frame: FrameNumber) -> bool {
         let run = run_of(frame);
         // Relaxed: as in `is_movable`.
         self.hollow[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
     }
 
-    /// How many runs are hollow: right at some moment for each 64 of them.
+    /// Right at some moment for each 64 runs.
     #[cfg(feature = "map")]
     pub(super) fn hollow(&self) -> u32 {
         // Relaxed: a number alone.
@@ -172,8 +153,7 @@ impl RunKinds {
         }
     }
 
-    /// Changes the kind of the run that `frame` lies in, under the allocator's mutex. A run that is
-    /// not whole stays unmovable.
+    /// Under the allocator's mutex. A run that is not whole stays unmovable.
     pub(super) fn set(&self, frame: FrameNumber, kind: Mobility) {
         let run = run_of(frame);
         if !self.whole.contains(&run) {

@@ -1,6 +1,5 @@
-//! Predicts the address of a page's bytes, which depends on its folio's entry: two cache misses
-//! would follow one another. A processor predicts branches, not data: if a branch compares a
-//! prediction with the entry, it fetches the bytes while it waits for the entry.
+//! Predicts the address of a page's bytes, which depends on its folio's entry. If a branch compares
+//! a prediction with the entry, the processor fetches the bytes while it waits for the entry.
 
 use std::arch::asm;
 
@@ -14,7 +13,7 @@ pub(crate) fn predicted(from: *mut u8, at: usize, prediction: usize) -> *mut u8 
     address
 }
 
-/// The same address, with its origin hidden from the compiler, which would merge the two branches.
+/// The same, with its origin hidden from the compiler, which would merge the two branches.
 #[inline(always)]
 fn hidden(mut address: *mut u8) -> *mut u8 {
     // SAFETY: the assembly is empty.

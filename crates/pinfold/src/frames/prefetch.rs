@@ -1,13 +1,10 @@
-//! Asks the processor for memory that will soon be read. A hint: it waits for nothing, and has no
-//! effect that a program can see but on time, so it may name any address.
-
-/// Asks for the line of the processor's caches in which `address` lies.
+//! Asks the processor for a line of memory that will soon be read: a hint, of any address.
 #[inline(always)]
 pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint: it accesses no memory as the program sees it, wherever it points.
+        // SAFETY: a hint, wherever it points.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(target_arch = "aarch64")]

@@ -2,7 +2,6 @@
 
 use super::units::{FrameNumber, Order};
 
-/// A set of frames of one aligned 2 MiB run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunMap([u64; RunMap::WORDS]);
 
@@ -10,7 +9,7 @@ impl RunMap {
     pub(super) const FRAMES: u32 = Order::MAX.frames();
     const WORDS: usize = RunMap::FRAMES.div_ceil(64) as usize;
 
-    /// Whether the frame `offset` frames into the run is in the set.
+    /// By how many frames it lies from the run's start.
     pub(crate) fn contains(&self, offset: u32) -> bool {
         self.0[offset as usize / 64] >> (offset % 64) & 1 == 1
     }
@@ -23,10 +22,7 @@ impl RunMap {
         self.len() == RunMap::FRAMES
     }
 
-    /// Adds the block of `order` at `offset`.
-    ///
-    /// # Panics
-    /// If some of it is in the set already.
+    /// Panics if some of the block is in the set already.
     pub(super) fn insert(&mut self, offset: u32, order: Order) {
         debug_assert!(FrameNumber(offset).is_aligned(order));
         let words = order.frames().div_ceil(64);

@@ -1,9 +1,6 @@
-//! The frame table: one entry for each frame of the arena, in the arena's own first frames, and
-//! the ghosts behind it.
-//!
-//! Here: putting the entries there, and finding the one of a frame. Not here: what an entry says
-//! (`entry`). The entries take 64 bytes of each 4096, 1.57 % of the budget, and the lines of ghosts
-//! (`pinfold_policy::Ghosts`) 8, 0.2 %. They lie in the frames' order, with gaps: see [`entry_at`].
+//! The frame table: one entry for each frame of the arena, in the arena's own first frames, in
+//! their order with gaps (see [`entry_at`]), and the ghosts behind it. The entries take 64 bytes of
+//! each 4096, the lines of ghosts (`pinfold_policy::Ghosts`) 8.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -13,12 +10,10 @@ use pinfold_policy::{GhostLine, Ghosts};
 use super::entry::Frame;
 use super::units::{FRAMES_MAX, FrameNumber, Order, PAGE_BYTES};
 
-/// The entries of all frames of an arena.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Points to [`entries_for`] `frames` entries, initialised and living as long as the table, and
-    /// the ghosts behind them.
+    /// [`entries_for`] `frames` entries, initialised and living as long as the table, then ghosts.
     entries: NonNull<Frame>,
     frames: u32,
 }
@@ -32,12 +27,9 @@ unsafe impl Sync for Table {}
 
 #[cfg(not(loom))]
 impl Table {
-    /// Writes a table for `frames` frames to `base` on.
-    ///
     /// # Safety
-    ///
-    /// `base` points to [`Table::frames_taken`] frames of writable memory, aligned to a page, that
-    /// stays mapped for as long as the table lives, and that nothing else uses or has used.
+    /// `base` points to [`Table::frames_taken`] fresh frames of writable memory, which stay mapped
+    /// for as long as the table lives, and are its alone.
     pub(super) unsafe fn place(base: NonNull<u8>, frames: u32) -> Self {
         let entries = base.cast::<Frame>();
         for n in 0..entries_for(frames) {
@@ -59,25 +51,24 @@ impl Table {
         if frame.0 >= self.frames {
             return None;
         }
-        // SAFETY: the table has `entries_for(self.frames)` entries, and this one is among them,
-        // because `entry_at` grows with the frame.
+        // SAFETY: one of the table's `entries_for(self.frames)`, as `entry_at` grows with the
+        // frame.
         let entry = unsafe { self.entries.add(entry_at(frame.0)) };
         // SAFETY: `place` initialised it; it changes through its atomics only.
         Some(unsafe { entry.as_ref() })
     }
 
-    /// Which pages were evicted lately. To be used under the policy's lock.
+    /// To be used under the policy's lock.
     pub(super) fn ghosts(&self) -> Ghosts<'_> {
         // SAFETY: the lines follow the entries, in the memory of `place`'s contract.
         let lines = unsafe { self.entries.add(entries_for(self.frames)) }.cast::<GhostLine>();
-        // SAFETY: so many lines lie there. They are as long and as aligned as entries; the memory
-        // was fresh, so zero, which is a line, and changes through the lines' atomics only.
+        // SAFETY: so many lines lie there, as long and as aligned as entries; the memory was fresh,
+        // so zero, which is a line, and changes through the lines' atomics only.
         let lines =
             unsafe { std::slice::from_raw_parts(lines.as_ptr(), Ghosts::lines_for(self.frames)) };
         Ghosts::new(lines)
     }
 
-    /// Which entry of the table it is, counted from the first.
     fn index_of(&self, entry: &Frame) -> usize {
         let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(self.entries.addr().get());
         bytes / size_of::<Frame>()
@@ -122,38 +113,34 @@ impl Table {
 
 const PAGE_ENTRIES: usize = PAGE_BYTES / 64;
 
-/// After so many frames (log2), those of the largest folio, the table has an unused entry.
+/// After so many frames (log2), the table has an unused entry.
 const GAP_SHIFT: u32 = Order::MAX.get() as u32;
 
 const _: () = assert!(FRAMES_MAX.leading_zeros() > 0, "`entry_at` would overflow");
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<GhostLine>() == 64 && align_of::<GhostLine>() == 64);
 
-/// Which entry of the table is that of `frame`, which is below [`FRAMES_MAX`].
-///
-/// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they
-/// would all compete for one set of the processor's first cache, and for few of its second. So an
-/// unused entry follows each 512. The order stays that of the frames, which processors fetch ahead.
+/// Which entry of the table is that of `frame`. Heads of folios of 2 MiB are 512 frames apart; were
+/// their entries 512 entries apart, they would all compete for one set of the processor's first
+/// cache. So an unused entry follows each 512.
 #[inline(always)]
 pub(super) const fn entry_at(frame: u32) -> usize {
     // In 32 bits: in 64 the compiler multiplies both parts by 64 and adds then.
     (frame + (frame >> GAP_SHIFT)) as usize
 }
 
-/// The frame of an entry, the other way round; `None` for an unused one.
+/// The other way round; `None` for an unused entry.
 const fn frame_at(entry: usize) -> Option<u32> {
     let stretch = (1 << GAP_SHIFT) + 1;
     if entry % stretch == stretch - 1 { None } else { Some((entry - entry / stretch) as u32) }
 }
 
-/// How many entries a table of `frames` frames has, the unused ones among them.
 const fn entries_for(frames: u32) -> usize {
     if frames == 0 { 0 } else { entry_at(frames - 1) + 1 }
 }
 
 impl Table {
-    /// Frames that the table of `frames` frames takes up, with its ghosts, at the start of the
-    /// arena.
+    /// Frames that the table of `frames` frames takes up, with its ghosts.
     pub(super) fn frames_taken(frames: u32) -> u32 {
         (entries_for(frames) + Ghosts::lines_for(frames)).div_ceil(PAGE_ENTRIES) as u32
     }

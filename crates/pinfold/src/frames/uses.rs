@@ -1,5 +1,5 @@
 //! How often a folio was used lately, and in which of its parts: hints that readers leave in the
-//! entry for the policy. What follows from them is in `pinfold_policy` and `reclaim/evict.rs`.
+//! entry for the policy (`pinfold_policy`, `reclaim/evict.rs`).
 //!
 //! # The word `uses`
 //!
@@ -11,10 +11,9 @@
 //! | 7, [`SETTLED`] | readers have nothing more to note: the uses are at their maximum, and the folio was used all over, or has one page |
 //!
 //! `touched` has a bit for each *part* of a large folio: a page, or a 64th of the folio. It is 0 as
-//! long as nothing is known of parts. The first read of a part is what the part was brought for,
-//! and no use. Before the first use, the bit of a part of several pages stands for one of its
-//! pages, at another place in each part: so whoever reads one page of each part has few bits. From
-//! the first use on it stands for any page.
+//! long as nothing is known. The first read of a part is no use. Before the first use, the bit of a
+//! part of several pages stands for one of its pages, at another place in each part: so whoever
+//! reads one page of each part has few bits. From the first use on it stands for any page.
 
 use std::ops::Range;
 
@@ -23,10 +22,8 @@ use super::units::{Order, PAGE_SHIFT};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 
-/// The maximum of the two-bit count of uses.
 pub(crate) const USES_MAX: u8 = 3;
 
-// Of `uses`, see the head of the file.
 const FIRST: u8 = 1 << 5;
 const FRESH: u8 = 1 << 6;
 const SETTLED: u8 = 1 << 7;
@@ -35,7 +32,7 @@ const SETTLED: u8 = 1 << 7;
 const PARTS_BITS: u8 = 6;
 
 impl Frame {
-    /// The folio was brought just now: the first read of it is what it was brought for, and no use.
+    /// The folio was brought just now.
     pub(crate) fn set_fresh(&self) {
         // Relaxed, as all loads and stores here: nothing is published by a hint.
         self.uses.store(FRESH, Ordering::Relaxed);
@@ -47,8 +44,8 @@ impl Frame {
         self.uses.load(Ordering::Relaxed) & (FRESH | FIRST) != 0
     }
 
-    /// How many of `pages`, counted from the folio's first, nobody has read since it was brought.
-    /// Of a folio with parts of several pages, an estimate; 0 if nothing is known.
+    /// How many of `pages`, counted from the folio's first, nobody has read since it was brought:
+    /// an estimate, if parts have several pages; 0 if nothing is known.
     pub(crate) fn unread_pages(&self, pages: Range<u32>) -> u32 {
         let (uses, order) = (self.uses.load(Ordering::Relaxed), self.order());
         if uses & FRESH != 0 {
@@ -71,8 +68,7 @@ impl Frame {
     /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from
     /// another folio or read on in this one. Once all that is read was read before, each time that
     /// a thread comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are
-    /// used. A folio that is used all the time, and in all parts, costs its readers one load and no
-    /// store. Two readers at once may count as one, and a stale reader may count for another folio.
+    /// used. Two readers at once may count as one, and a stale reader may count for another folio.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {
@@ -108,8 +104,7 @@ impl Frame {
             (FIRST, touched | samples)
         } else {
             let uses = (old & USES_MAX).saturating_add(came.into()).min(USES_MAX);
-            // From the first use on, the parts that are used are noted, and not those that are
-            // read.
+            // From the first use on, the parts that are used are noted.
             let kept = if before_uses && all_read || uses == 0 { 0 } else { touched };
             let now_touched = if uses > 0 { kept | bits } else { kept };
             let spread = is_spread(now_touched, order);
@@ -125,26 +120,23 @@ impl Frame {
         }
     }
 
-    /// Takes over what is known of the uses of `other`, a folio of the same order.
+    /// Takes over what is known of `other`, a folio of the same order.
     pub(crate) fn set_uses_of(&self, other: &Frame) {
         self.touched.store(other.touched.load(Ordering::Relaxed), Ordering::Relaxed);
         self.uses.store(other.uses.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// The parts in which the uses of a large folio are told apart, if these are uses of a few.
     pub(crate) fn is_partly_used(&self) -> bool {
         let touched = self.touched.load(Ordering::Relaxed);
         let order = self.order();
         order > Order::MIN && touched != 0 && self.uses() > 0 && !is_spread(touched, order)
     }
 
-    /// The order of the parts in which uses of a folio of `order` are told apart.
     pub(crate) fn part_order(order: Order) -> Order {
         Order(order.get().saturating_sub(PARTS_BITS))
     }
 
-    /// Whether the `n`th piece of `order` has a part that was used; if nothing is known of parts,
-    /// all were.
+    /// Whether the `n`th piece of `order` has a part that was used, as far as is known.
     pub(crate) fn is_piece_used(&self, n: u32, order: Order) -> bool {
         let touched = self.touched.load(Ordering::Relaxed);
         let part_frames = Self::part_order(self.order()).frames();
@@ -153,7 +145,6 @@ impl Frame {
         touched == 0 || touched >> first & (u64::MAX >> (64 - parts)) != 0
     }
 
-    /// Whether readers have nothing more to note.
     #[inline(always)]
     pub(crate) fn is_used_most(&self) -> bool {
         self.uses.load(Ordering::Relaxed) >= SETTLED
@@ -164,7 +155,7 @@ impl Frame {
         self.uses.load(Ordering::Relaxed) & USES_MAX
     }
 
-    /// Sets the uses, cut off at [`USES_MAX`], of parts that are not known; for the policy's sweep.
+    /// Cut off at [`USES_MAX`], of parts that are not known; for the policy's sweep.
     #[inline]
     pub(crate) fn set_uses(&self, uses: u8) {
         let settled = if uses >= USES_MAX && self.order() == Order::MIN { SETTLED } else { 0 };
@@ -173,7 +164,7 @@ impl Frame {
     }
 }
 
-/// The bits of the parts in which `bytes` bytes from `at` of a folio on are. Of one page: none.
+/// The parts of `bytes` bytes from `at` of a folio on. Of one page: none.
 #[inline]
 fn parts_of(order: Order, at: usize, bytes: usize) -> u64 {
     if order == Order::MIN {
@@ -186,7 +177,7 @@ fn parts_of(order: Order, at: usize, bytes: usize) -> u64 {
     (u64::MAX >> (63 - (last - first))) << first
 }
 
-/// Those of them whose sample is among these bytes: one page of each part.
+/// Those of them whose sample, one page of each part, is among these bytes.
 fn samples_of(order: Order, at: usize, bytes: usize) -> u64 {
     let all = parts_of(order, at, bytes);
     let part_pages = Frame::part_order(order).frames() as usize;
@@ -204,8 +195,8 @@ fn samples_of(order: Order, at: usize, bytes: usize) -> u64 {
     unread.fold(all, |bits, part| bits & !(1 << part))
 }
 
-/// Whether the parts that were used are so many that seven eighths of all pages may have been.
-/// Where parts have many pages, a few used ones touch most parts.
+/// Whether so many parts were used that seven eighths of all pages may have been. Where parts have
+/// many pages, a few used ones touch most parts.
 fn is_spread(touched: u64, order: Order) -> bool {
     if order == Order::MIN {
         return true;

@@ -1,5 +1,4 @@
-//! The address and size of the arena, as a handle keeps them for reads that hold nothing: beside
-//! all else that a hit needs, where `Frames` would take another load.
+//! The arena, as a handle keeps it for reads that hold nothing, where `Frames` would take a load.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -9,11 +8,9 @@ use super::{Frame, FrameNumber, Frames};
 use super::{PAGE_SHIFT, table::entry_at};
 use crate::base::mutant;
 
-/// Entries and bytes of an arena.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct Window {
-    /// Where the arena and the table, which is the first thing in it, start.
     base: NonNull<u8>,
     frames: u32,
 }
@@ -27,16 +24,14 @@ unsafe impl Sync for Window {}
 
 #[cfg(not(loom))]
 impl Window {
-    /// The window of `frames`.
-    ///
     /// # Safety
     /// It is used only as long as `frames` lives.
     pub(crate) unsafe fn of(frames: &Frames) -> Self {
         Window { base: frames.base(), frames: frames.frames() }
     }
 
-    /// The entry of `frame` and the address of its bytes, or nothing if the arena has no such
-    /// frame. Cost: one comparison for both.
+    /// The entry of `frame` and the address of its bytes, if the arena has it. Cost: one
+    /// comparison.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
         mutant::pause();
@@ -44,8 +39,8 @@ impl Window {
         (frame.0 < self.frames).then(|| unsafe { self.at(frame.0) })
     }
 
-    /// As [`Self::try_both`], but of frame 0 if the arena has no such frame. That is the table's
-    /// own, whose version is odd for ever: to a caller that checks versions, it is no folio.
+    /// [`Self::try_both`], but of frame 0 if the arena has no such frame: that is the table's own,
+    /// whose version is odd for ever, so it is no folio.
     #[inline(always)]
     pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         mutant::pause();

@@ -1,22 +1,15 @@
-//! The directory: the tree's entry for each block of 64 pages, in one flat array.
+//! The directory: the tree's entry for each block of 64 pages, in one flat array. With it any page
+//! of the first 16 GiB is found by one load, or two where its block is made of small folios.
 //!
-//! A walk costs some instructions for the root and more for each level, and these are most of a hit
-//! (docs/cache.md, "What a short read costs"). With the directory any page of the first 16 GiB is
-//! found by one load, or two where its block is made of small folios.
-//!
-//! A word of the directory is that of the tree's slot for the block: empty, a folio of 64
-//! pages or more (or the one that sits in the root), or the leaf. It is stored after the tree was
-//! changed, so it may be old by one change; and as nodes and frames are type-stable, following an
-//! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word
-//! needs no ordering.
-//!
-//! # Growth
+//! A word is that of the tree's slot for the block: empty, a folio of 64 pages or more (or the one
+//! that sits in the root), or the leaf. It is stored after the tree was changed, so it may be old
+//! by one change; as nodes and frames are type-stable, that leads to a wrong head at worst, which
+//! every reader checks. So a word needs no ordering.
 //!
 //! The array has 4 bytes for each 256 KiB of the file as long as it was when it was opened. The
 //! first page that is inserted past that end allocates a second array, of the largest size (256
-//! KiB; the system gives memory to the parts that are used): once in a file's life, under the
-//! file's mutex. The first one stays as long as the index, and the writer updates both: readers
-//! that only know the first may go on using it. Past the end of the second, readers walk the tree.
+//! KiB): once in a file's life, under the file's mutex. The first one stays, and the writer updates
+//! both, for readers that only know the first. Past the end of the second, readers walk the tree.
 
 use std::sync::OnceLock;
 
@@ -25,7 +18,6 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::DIRECTORY_BLOCKS_MAX;
 use crate::base::sync::{AtomicU32, Ordering};
 
-/// One word for each block of 2^`BITS` pages from the file's start on.
 #[derive(Debug)]
 pub(super) struct Directory {
     /// Of the file as long as it was when the index was made.
@@ -35,26 +27,22 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Of an index of `pages` pages, all empty; of none if there are none.
     pub(super) fn new<const BITS: u32>(pages: u64) -> Self {
         let blocks = pages.div_ceil(1 << BITS).min(DIRECTORY_BLOCKS_MAX);
         Directory { first: zeroed(blocks as usize), whole: OnceLock::new() }
     }
 
-    /// The array that has more.
     #[inline]
     pub(super) fn words(&self) -> &[AtomicU32] {
         self.whole.get().unwrap_or(&self.first)
     }
 
-    /// What was said last of a block; nothing beyond the end.
     #[inline(always)]
     pub(super) fn get(&self, block: u64) -> Option<Entry> {
         // Relaxed: a hint, see the head of the file.
         Some(Entry(self.words().get(block as usize)?.load(Ordering::Relaxed)))
     }
 
-    /// For the writer, which is alone.
     pub(super) fn set(&self, block: u64, entry: Entry) {
         let past = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
         if past && entry != Entry::EMPTY {
@@ -72,8 +60,7 @@ impl Directory {
         }
     }
 
-    /// Makes the second array. Nothing was put past the end of the first one so far: what is
-    /// there is empty.
+    /// Makes the second array. Nothing was put past the end of the first one so far.
     #[cold]
     fn grow(&self) {
         self.whole.get_or_init(|| {
@@ -90,14 +77,13 @@ impl Directory {
         });
     }
 
-    /// Bytes of memory.
     pub(super) fn bytes(&self) -> u64 {
         (size_of_val(&*self.first) + self.whole.get().map_or(0, |whole| size_of_val(&**whole)))
             as u64
     }
 }
 
-/// So many words for empty blocks, from the system's zeroed memory where they are many.
+/// From the system's zeroed memory where they are many.
 #[cfg(not(any(loom, shuttle)))]
 fn zeroed(words: usize) -> Box<[AtomicU32]> {
     const { assert!(Entry::EMPTY.0 == 0, "zeroed memory says that all blocks are empty") }
@@ -106,7 +92,6 @@ fn zeroed(words: usize) -> Box<[AtomicU32]> {
     unsafe { Box::from_raw(plain as *mut [AtomicU32]) }
 }
 
-/// Zeroed words of a checker.
 #[cfg(any(loom, shuttle))]
 fn zeroed(words: usize) -> Box<[AtomicU32]> {
     (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()

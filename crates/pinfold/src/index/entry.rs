@@ -22,14 +22,12 @@ const FOLIO_TAG: u32 = 0b01 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
-/// In this folder always the number of a folio's head.
 pub(crate) use crate::frames::FrameNumber;
 
-/// One slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(pub(super) u32);
 
-/// What an entry is; for writers and walks. The look-up never builds one.
+/// For writers and walks. The look-up never builds one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Empty,
@@ -40,8 +38,7 @@ pub(super) enum Kind {
 impl Entry {
     pub(super) const EMPTY: Entry = Entry(0);
 
-    /// # Panics
-    /// If the number does not fit in 30 bits.
+    /// Panics if the number does not fit in 30 bits.
     pub(super) fn folio(frame: FrameNumber) -> Entry {
         assert!(frame.0 < PAYLOAD_END, "frame number {} needs more than 30 bits", frame.0);
         Entry(FOLIO_TAG | frame.0)
@@ -53,7 +50,7 @@ impl Entry {
         if number < PAYLOAD_END { Some(FrameNumber(number)) } else { None }
     }
 
-    /// The frame's number if the entry is a folio; for anything else a number that no arena has.
+    /// For anything but a folio a number that no arena has.
     #[inline(always)]
     pub(super) fn frame_or_none_such(self) -> FrameNumber {
         FrameNumber(self.0.wrapping_sub(FOLIO_TAG))
@@ -74,10 +71,8 @@ impl Entry {
     }
 }
 
-/// The root: its entry and how many pages it covers, in one word so that a reader can never see
-/// the one without the other. `bits` is the log2 of the pages covered: under a node, (level + 1)
-/// times the bits of a level. A folio may sit in the root itself (then `bits` is its order), so a
-/// file of one folio needs no node and its look-up is one load.
+/// The root's entry and the log2 of the pages it covers, in one word so that a reader never sees
+/// one without the other. A folio may sit in the root itself (then `bits` is its order).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     pub(super) entry: Entry,
@@ -96,7 +91,6 @@ impl Root {
         u64::from(self.bits) << 32 | u64::from(self.entry.0)
     }
 
-    /// Whether the root's entry covers `page`.
     #[inline]
     pub(super) fn covers(self, page: u64) -> bool {
         debug_assert!(self.bits < 64);

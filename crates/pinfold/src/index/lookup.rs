@@ -7,20 +7,17 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// What a handle keeps of an index, to look pages up without a load that waits for another one.
-/// `words` points to at least `blocks` words, in an array of the index's directory.
+/// `words` has at least `blocks` words, and is an array of the index's directory.
 #[derive(Debug)]
 pub(crate) struct Lookup<const BITS: u32 = { super::types::BITS }> {
     words: AtomicPtr<AtomicU32>,
     blocks: AtomicUsize,
     memory: NodeMemory<BITS>,
-    /// The address and the length of the array that was there first.
     #[cfg(loom)]
     first: (usize, u64),
 }
 
 impl<const BITS: u32> Lookup<BITS> {
-    /// Of that index.
-    ///
     /// # Safety
     /// It is used only as long as the index lives.
     pub(crate) unsafe fn of(index: &Index<BITS>) -> Self {
@@ -35,8 +32,7 @@ impl<const BITS: u32> Lookup<BITS> {
     }
 
     /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a
-    /// page, where the directory has it as far as it is known here; else there is
-    /// [`Self::hint_behind`].
+    /// page, as far as the directory is known here; else there is [`Self::hint_behind`].
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
         self.hint_and_size(at, unit).map(|(head, _)| head)
@@ -46,8 +42,7 @@ impl<const BITS: u32> Lookup<BITS> {
     #[inline(always)]
     pub(crate) fn hint_and_size(&self, at: u64, unit: u32) -> Option<(FrameNumber, bool)> {
         let block = at >> (unit + BITS);
-        // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
-        // array.
+        // Acquire: pairs with the release in `hint_behind`, after which the array is seen.
         if block >= self.blocks.load(Ordering::Acquire) as u64 {
             return None;
         }
@@ -56,8 +51,7 @@ impl<const BITS: u32> Lookup<BITS> {
         #[cfg(loom)]
         assert!(words.addr() != self.first.0 || block < self.first.1, "a bound of another array");
         let word = words.wrapping_add(block as usize);
-        // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
-        // index does.
+        // SAFETY: below the bound, so in the array, which lives as long as the index does.
         let word = unsafe { &*word };
         // Relaxed, here and below: hints, see the head of `directory.rs`.
         let entry = Entry(word.load(Ordering::Relaxed));
@@ -68,14 +62,12 @@ impl<const BITS: u32> Lookup<BITS> {
         Some((Entry(slot.load(Ordering::Relaxed)).frame_or_none_such(), true))
     }
 
-    /// For a page that is not in the directory as far as it is known here. `index` is the one that
-    /// this is of.
+    /// For a page past what is known here of the directory of `index`.
     #[cold]
     #[inline(never)]
     pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
         let words = index.directory.words();
-        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the
-        // same.
+        // Relaxed: the bound grows once in an index's life, so all store the same.
         if words.len() > self.blocks.load(Ordering::Relaxed) {
             self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
             let order = if mutant::on(Mutant::BoundRelaxed) {

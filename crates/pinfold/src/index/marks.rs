@@ -1,9 +1,6 @@
-//! Marks: which folios are dirty, under writeback, or to be written by the running sync. `walk.rs`
-//! finds marked folios. Until writing is implemented, only tests set a mark.
-//!
-//! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or
-//! a replacement keeps it by not touching it. A parent's bit for a child is set exactly while the
-//! child has a bit set: a walk goes only where there is something to find.
+//! Marks: which folios are dirty, under writeback, or to be written by the running sync. Until
+//! writing is implemented, only tests set a mark. It is set in all slots of a folio, so a split or
+//! a replacement keeps it. A parent's bit for a child is set exactly while the child has a bit set.
 
 use super::entry::Entry;
 use super::node::{Node, slot_mask};
@@ -13,8 +10,7 @@ use super::writer::{IndexWriter, Seat};
 use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Sets `mark` on the folio that holds `page`, if there is one. Returns whether it was clear
-    /// before.
+    /// `None`: there is no folio; else whether `mark` was clear before.
     #[cfg(test)]
     pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
@@ -28,8 +24,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(!was)
     }
 
-    /// Clears `mark` on the folio that holds `page`, if there is one. Returns whether it was set
-    /// before.
+    /// `None`: there is no folio; else whether `mark` was set before.
     #[cfg(test)]
     pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
@@ -38,12 +33,10 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(was)
     }
 
-    /// Whether the folio that holds `page` has `mark`.
     pub(crate) fn is_marked(&self, page: u64, mark: Mark) -> bool {
         self.find(page).is_some_and(|(_, seat)| self.seat_marked(seat, mark))
     }
 
-    /// Whether any folio of the file has `mark`. Costs two loads.
     pub(crate) fn any_marked(&self, mark: Mark) -> bool {
         let entry = self.root().entry;
         if entry.frame().is_some() {
@@ -59,7 +52,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         !marked(Mark::Dirty) && !marked(Mark::Writeback)
     }
 
-    /// Whether every folio is clean.
     pub(crate) fn is_all_clean(&self) -> bool {
         !self.any_marked(Mark::Dirty) && !self.any_marked(Mark::Writeback)
     }

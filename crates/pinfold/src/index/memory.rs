@@ -1,18 +1,16 @@
-//! From a node's number to its words: the address arithmetic, and nearly all `unsafe` of this
-//! folder.
+//! From a node's number to its words.
 //!
 //! # Layout
 //!
-//! A slab is a folio of the arena, of one size for the whole pool, naturally aligned. It holds as
-//! many nodes as fit, slots first, then headers:
+//! A slab is a naturally aligned folio of the arena, with as many nodes as fit:
 //!
 //! ```text
 //! slab: | slots 0 | slots 1 | ... | slots n-1 | header 0 | ... | header n-1 | spare |
 //!         256 B     256 B           256 B       32 B             32 B         < 288 B
 //! ```
 //!
-//! Slots and headers are apart: so slots start on a 256-byte boundary, and 30 bits of a node's
-//! number reach 256 GiB; and marks and counts are on lines that no look-up ever reads.
+//! So slots start on a 256-byte boundary, 30 bits of a node's number reach 256 GiB, and marks and
+//! counts are on lines that no look-up ever reads.
 //!
 //! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
 //! 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
@@ -20,10 +18,8 @@
 //!
 //! # Why slabs are never given back
 //!
-//! A look-up holds nothing. It may load a word of a node that has been freed and reused. For this
-//! to be harmless the word must be an index word, written by atomic stores only: file bytes there
-//! would be plain stores of arbitrary numbers. With slabs that stay slabs, whatever a stale walk
-//! reads is a valid entry of *some* file.
+//! A look-up holds nothing, and may load a word of a node that has been freed and reused. With
+//! slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
 
 use super::entry::Entry;
 use crate::base::sync::{AtomicU32, AtomicU64};
@@ -31,7 +27,6 @@ use crate::base::sync::{AtomicU32, AtomicU64};
 /// Words of a node's header: three marks, then the links.
 pub(super) const HEADER_WORDS: usize = 4;
 
-/// Bytes of a node with 2^`bits` slots.
 pub(super) const fn node_bytes(bits: u32) -> usize {
     (4 << bits) + HEADER_WORDS * 8
 }
@@ -47,13 +42,11 @@ mod real {
     use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS, node_bytes};
     use std::ptr::NonNull;
 
-    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a look-up
-    /// needs no second line to find them.
+    /// Where the nodes of one pool are; copied into each index.
     #[derive(Clone, Debug)]
     pub(in super::super) struct NodeMemory<const BITS: u32> {
-        /// Where the node of word 0 would be: 2^32 nodes below the anchor, far outside of the
-        /// arena. From here a word leads to its node without a sign extension. Derived from the
-        /// arena's address by wrapping steps.
+        /// Where the node of word 0 would be, far below the arena: from here a word leads to its
+        /// node without a sign extension. Derived from the arena's address by wrapping steps.
         zero: *mut u8,
         /// Word of the lowest node in reach.
         first: u32,
@@ -68,7 +61,7 @@ mod real {
 
     impl<const BITS: u32> NodeMemory<BITS> {
         const SLOTS_BYTES: i64 = 4 << BITS;
-        /// How far apart the nodes of word 0 and of word 2^32 are; the anchor is the latter.
+        /// How far the nodes of word 0 and of word 2^32, the anchor, are apart.
         const WORDS_BYTES: usize = (4 << BITS) << 32;
         const HEADER_BYTES: i64 = 8 * HEADER_WORDS.cast_signed() as i64;
 
@@ -76,9 +69,6 @@ mod real {
         /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy
         /// of it is used, and the parts of it that become slabs are used by the pool alone, for
         /// ever.
-        ///
-        /// # Panics
-        /// If the sizes do not fit together (see the messages).
         pub(in super::super) unsafe fn new(
             base: NonNull<u8>,
             bytes: usize,
@@ -101,12 +91,11 @@ mod real {
             }
         }
 
-        /// One past the last reachable byte of the arena; nodes are counted down from here.
+        /// One past the last reachable byte of the arena.
         fn anchor(&self) -> *mut u8 {
             self.zero.wrapping_add(Self::WORDS_BYTES)
         }
 
-        /// Whether both reach the same arena.
         pub(in super::super) fn same(&self, other: &Self) -> bool {
             self.zero == other.zero
         }
@@ -119,10 +108,7 @@ mod real {
             (self.slab_bytes() / node_bytes(BITS)) as u32
         }
 
-        /// Word of the first node of the slab at `slab`.
-        ///
-        /// # Panics
-        /// If the slab is out of reach or not naturally aligned within the arena.
+        /// Word of the first node. Panics if the slab is out of reach or not naturally aligned.
         pub(in super::super) fn slab_word(&self, slab: *mut u8) -> u32 {
             let below = self.anchor().addr().wrapping_sub(slab.addr());
             let reach = u64::from(self.first.wrapping_neg()) << (BITS + 2);
@@ -134,16 +120,12 @@ mod real {
             ((below as u64 >> (BITS + 2)) as u32).wrapping_neg()
         }
 
-        /// Whether `entry` is a node in reach.
         #[inline(always)]
         pub(in super::super) fn is_node(&self, entry: Entry) -> bool {
             entry.0 >= self.first
         }
 
-        /// Slot `i` (taken modulo the fan-out) of the node `entry`.
-        ///
-        /// # Panics
-        /// If `entry` is no node. A caller that has just asked pays nothing for the check.
+        /// Slot `i` (taken modulo the fan-out). Panics if `entry` is no node.
         #[inline(always)]
         pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
             assert!(self.is_node(entry), "{entry:?} is no node");
@@ -151,17 +133,13 @@ mod real {
             let i = (i & ((1 << BITS) - 1)) as usize;
             #[expect(clippy::cast_ptr_alignment, reason = "slabs and nodes are aligned to 8")]
             let slot = first.cast::<AtomicU32>().wrapping_add(i);
-            // SAFETY: `entry.0` is at least `first`, so the sum is at most the reach below the
-            // anchor: inside the arena. i is below the fan-out, and the node's slots are 4 bytes
-            // each. Node entries are made only from slabs (`slab_word` and up to `nodes_per_slab`
-            // on), whose slot words are aligned and written by atomic stores only, for ever.
+            // SAFETY: `entry.0` is at least `first`, so the slots are inside the arena. Node
+            // entries are made only from slabs (`slab_word` and up to `nodes_per_slab` on), whose
+            // slot words are aligned and written by atomic stores only, for ever.
             unsafe { &*slot }
         }
 
-        /// Word `i` of the header of the node `entry`.
-        ///
-        /// # Panics
-        /// If `entry` is no node, or `i` is out of range.
+        /// Word `i` of the header. Panics if `entry` is no node, or `i` is out of range.
         pub(in super::super) fn header(&self, entry: Entry, i: usize) -> &AtomicU64 {
             assert!(self.is_node(entry), "{entry:?} is no node");
             assert!(i < HEADER_WORDS);
@@ -173,15 +151,15 @@ mod real {
             #[expect(clippy::cast_ptr_alignment, reason = "slabs and nodes are aligned to 8")]
             let first = self.anchor().wrapping_offset(header as isize).cast::<AtomicU64>();
             let word = first.wrapping_add(i);
-            // SAFETY: the header of the nth node of a slab lies past the slots of all, inside the
-            // slab: nodes_per_slab * node_bytes <= slab_bytes. A header has HEADER_WORDS words,
-            // aligned to 8, as slabs and nodes are, and written by atomic stores only, for ever.
+            // SAFETY: the headers lie past the slots of all, inside the slab: nodes_per_slab *
+            // node_bytes <= slab_bytes. Their words are aligned to 8, and written by atomic stores
+            // only, for ever.
             unsafe { &*word }
         }
     }
 }
 
-/// The nodes' memory for the model checker, whose atomics are objects and cannot live in raw bytes.
+/// For the model checker, whose atomics cannot live in raw bytes.
 #[cfg(loom)]
 mod model {
     use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS};

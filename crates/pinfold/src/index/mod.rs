@@ -1,9 +1,7 @@
 //! The index of one file: from page offset to folio, in the manner of Linux's `XArray`, but for
-//! readers that hold nothing, neither a lock nor RCU.
+//! readers that hold nothing, neither a lock nor RCU. It stands on `frames/` and `base/`; a file
+//! uses only those below it.
 //!
-//! Not here: what a frame is and whether it is still the right one (`frames/`), which thread may
-//! change a file (its mutex), which page to evict (policy). It stands on `frames/` and `base/`. A
-//! file uses only those in the rows below it.
 //! ```text
 //! lookup      a hit's look-up: the directory's words, kept in the handle
 //! walk        the next folio, marked folio or hole in a range
@@ -22,10 +20,9 @@
 //!
 //! # What a racing look-up may return
 //!
-//! One writer at a time; any number of look-ups of page p meanwhile. A look-up is a load of the
-//! root and one load per level, each a whole word; every word it can meet is a valid entry
-//! (`memory.rs` says why), so no address is ever outside the arena; and it makes at most as many
-//! steps as the root it read has levels, so it ends whatever writers do.
+//! One writer at a time; any number of look-ups of page p meanwhile. Every word that a look-up can
+//! meet is a valid entry (`memory.rs` says why), so no address is ever outside the arena; and it
+//! makes at most as many steps as the root it read has levels.
 //!
 //! | writer | order of its stores | a racing look-up of p may return |
 //! |---|---|---|
@@ -38,24 +35,22 @@
 //! | node used again, perhaps by another file | filled by relaxed stores, then linked | a reader still inside gets *any* folio of any file of this cache, or nothing |
 //!
 //! So a caller must know two things:
-//! 1. **A head is a hint.** Check the identity in the frame's entry (mapping, index, order) under
-//!    its version before using it. Fill, reclaim, split and migration make the version odd while
-//!    identity and index disagree.
+//! 1. **A head is a hint.** Check the identity in the frame's entry under its version before using
+//!    it. Fill, reclaim, split and migration make the version odd while identity and index
+//!    disagree.
 //! 2. **Nothing is a hint too.** Through a recycled node a resident page can be missed, rarely. A
 //!    miss looks again under the file's mutex before it fills.
 //!
 //! # Publication
 //!
 //! Node slots and the root are stored with release and loaded with acquire: the loads form a
-//! dependent chain, but Rust has no consume. On x86-64 acquire is a plain `mov`; on aarch64 it
-//! waits for an earlier `stlr` of the same thread at most, of which a reader has none.
+//! dependent chain, but Rust has no consume.
 //!
 //! # Entries of many pages
 //!
 //! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head.
-//! (Linux puts the head in one slot and "sibling" entries in the others, for which the look-up must
-//! load a second slot.) The writer pays for it: replacing stores up to 32 words instead of one, and
-//! a folio's order is found by comparing neighbours, five loads at most.
+//! (Linux has "sibling" entries, for which the look-up must load a second slot.) So replacing
+//! stores up to 32 words, and a folio's order is found by comparing neighbours, five loads at most.
 
 mod directory;
 mod entry;

@@ -13,7 +13,7 @@
 //! | 44..51 | present | slots that hold a folio or a node, 0..=64 |
 //!
 //! In a free node the links word holds the next free node. The file's mutex and the pool's order
-//! all accesses to the header: they are relaxed. It is atomic only because the memory is shared.
+//! all accesses to the header: they are relaxed.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -23,7 +23,6 @@ use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 
 const LINKS: usize = 3;
 
-/// The links word, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Links {
     pub(super) parent: u32,
@@ -57,7 +56,6 @@ impl Links {
     }
 }
 
-/// A node of the writer's own tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<'m, const BITS: u32> {
     memory: &'m NodeMemory<BITS>,
@@ -67,8 +65,7 @@ pub(super) struct Node<'m, const BITS: u32> {
 impl<'m, const BITS: u32> Node<'m, BITS> {
     pub(super) const FANOUT: u32 = 1 << BITS;
 
-    /// # Panics
-    /// If `entry` is no node.
+    /// Panics if `entry` is no node.
     pub(super) fn new(memory: &'m NodeMemory<BITS>, entry: Entry) -> Self {
         assert!(memory.is_node(entry), "{entry:?} is no node");
         Node { memory, entry }
@@ -87,20 +84,17 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         self.memory.header(self.entry, i)
     }
 
-    /// What slot `i` holds, for the writer.
     pub(super) fn load(self, i: u32) -> Entry {
         // Relaxed: only the file's writer stores here, and the file's mutex orders writers.
         Entry(self.slot(i).load(Ordering::Relaxed))
     }
 
-    /// Stores what readers may see from now on.
     pub(super) fn publish(self, i: u32, entry: Entry) {
         let order = if mutant::on(Mutant::PublishRelaxed) {
             Ordering::Relaxed // a deliberate mistake, tests only
         } else {
-            // Release: pairs with the Acquire in `Index::walk`. A reader that finds a node here
-            // sees its slots filled; one that finds a folio sees what the writer did to the frame
-            // before.
+            // Release: pairs with the Acquire in `Index::walk`, whose reader sees a node's slots
+            // filled, and what the writer did to a frame before.
             Ordering::Release
         };
         self.slot(i).store(entry.0, order);
@@ -108,12 +102,11 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
 
     /// Fills a slot of a node that is not linked yet; only stale readers can be in it.
     pub(super) fn prepare(self, i: u32, entry: Entry) {
-        // Relaxed: made visible by the Release of the `publish` that links the node. A stale reader
-        // in this recycled node may see the word early; it is a valid entry at any time.
+        // Relaxed: made visible by the `publish` that links the node. A stale reader in this
+        // recycled node may see the word early; it is a valid entry at any time.
         self.slot(i).store(entry.0, Ordering::Relaxed);
     }
 
-    /// Makes the node ready for use: every slot, every mark, the links.
     pub(super) fn clear(self, links: Links) {
         if !mutant::on(Mutant::KeepOldSlots) {
             for i in 0..Self::FANOUT {
@@ -142,7 +135,6 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         self.header(LINKS).store(links.pack(), Ordering::Relaxed);
     }
 
-    /// Adds to the count of slots that hold something.
     pub(super) fn count(self, by: i32) {
         let links = self.links();
         let present = links.present.checked_add_signed(by).expect("a node's count below 0");
@@ -158,9 +150,8 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         self.header(LINKS).store(u64::from(word), Ordering::Relaxed);
     }
 
-    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots. (A head's
-    /// number is in the tree once, so the slots that hold it are one aligned run.) Costs at most
-    /// one load per doubling.
+    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots. A head's
+    /// number is in the tree once, so the slots that hold it are one aligned run.
     pub(super) fn run(self, i: u32) -> (u32, u32) {
         let entry = self.load(i);
         debug_assert!(entry.frame().is_some());
@@ -172,7 +163,6 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
     }
 }
 
-/// Bits of `count` slots from `first` on.
 pub(super) fn slot_mask(first: u32, count: u32) -> u64 {
     debug_assert!(count >= 1 && first + count <= 64);
     u64::MAX >> (64 - count) << first

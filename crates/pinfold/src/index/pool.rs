@@ -1,9 +1,7 @@
-//! Where index nodes come from: one pool per cache, shared by all its files.
-//!
-//! Nodes are taken up front: a writer reserves what its next change can need, the change itself
-//! cannot fail. Reserving never calls the frame allocator, which may have to reclaim and for that
-//! take other files' locks: on `NoNodes` the caller releases its file's mutex, calls `refill`, and
-//! tries again. Slabs are never given back, see `memory.rs` for why.
+//! Where index nodes come from: one pool per cache. A writer reserves what its next change can
+//! need. Reserving never calls the frame allocator, which may have to reclaim and for that take
+//! other files' locks: on `NoNodes` the caller releases its file's mutex, calls `refill`, and tries
+//! again. Slabs are never given back (`memory.rs`).
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -15,30 +13,25 @@ use std::ops::Range;
 #[cfg(not(loom))]
 use std::ptr::NonNull;
 
-/// The pool is short of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the index needs {wanted} more nodes and the pool has {free}")]
 pub(crate) struct NoNodes {
-    /// Nodes the change needs; what to pass to [`NodePool::refill`].
+    /// What to pass to [`NodePool::refill`].
     pub(crate) wanted: u32,
-    /// Nodes the pool had.
     pub(crate) free: u64,
 }
 
-/// What the pool holds, for the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolStats {
-    /// Slabs taken from the arena, never given back.
+    /// Never given back.
     pub(crate) slabs: u64,
-    /// Bytes of those slabs: what the index costs the budget.
+    /// What the index costs the budget.
     pub(crate) slab_bytes: u64,
-    /// Nodes those slabs hold.
     pub(crate) nodes: u64,
-    /// Nodes in some file's tree or in a writer's stash.
+    /// In some file's tree or in a writer's stash.
     pub(crate) nodes_in_use: u64,
 }
 
-/// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct NodePool<const BITS: u32 = { super::types::BITS }> {
     memory: NodeMemory<BITS>,
@@ -48,12 +41,10 @@ pub(crate) struct NodePool<const BITS: u32 = { super::types::BITS }> {
 #[derive(Debug)]
 struct NodePoolState {
     free: NodeChain,
-    /// Nodes of the newest slab that were never used: their memory is not touched before it is
-    /// needed.
+    /// Nodes of the newest slab that were never used, nor their memory touched.
     fresh: Range<u32>,
     slabs: u64,
     nodes: u64,
-    /// Indexes made so far.
     indexes: u64,
 }
 
@@ -63,8 +54,7 @@ impl NodePoolState {
     }
 }
 
-/// Nodes that are in no tree, linked through their headers: the pool's, or those that a writer has
-/// taken and not used yet. Stale readers may still be in them.
+/// Nodes that are in no tree, linked through their headers. Stale readers may still be in them.
 #[derive(Debug, Default)]
 pub(super) struct NodeChain {
     /// 0 is none.
@@ -74,14 +64,11 @@ pub(super) struct NodeChain {
 
 impl<const BITS: u32> NodePool<BITS> {
     /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of
-    /// `slab_bytes` (a power of two). Nodes reach the arena's first 256 GiB (64 slots a node).
+    /// `slab_bytes` (a power of two). Nodes reach the arena's first 256 GiB.
     ///
     /// # Safety
     /// The arena is one allocation that stays mapped for as long as the pool or any index made from
     /// it is used; what `refill`'s closure hands out is the pool's alone from then on.
-    ///
-    /// # Panics
-    /// If the arena holds no slab or a slab no node.
     #[cfg(not(loom))]
     pub(crate) unsafe fn new(base: NonNull<u8>, bytes: usize, slab_bytes: usize) -> Self {
         // SAFETY: the caller's promise is the same.
@@ -89,7 +76,6 @@ impl<const BITS: u32> NodePool<BITS> {
         Self::over(memory, 0..0)
     }
 
-    /// A pool of `count` nodes for the model checker.
     #[cfg(loom)]
     pub(crate) fn model(count: u32, garbage: u32) -> Self {
         let memory = NodeMemory::model(count, garbage);
@@ -104,10 +90,7 @@ impl<const BITS: u32> NodePool<BITS> {
         NodePool { memory, state: Mutex::new(state) }
     }
 
-    /// A new, empty index and the token that its one writer needs.
-    ///
-    /// Keep the owner inside the file's mutex and nowhere else: the holder of `&mut` of it is the
-    /// writer.
+    /// An empty index, and the token of its one writer, to be kept inside the file's mutex.
     pub(crate) fn new_index(&self, pages: u64) -> (Index<BITS>, IndexOwner) {
         let mut state = self.state.lock();
         state.indexes += 1;
@@ -120,7 +103,6 @@ impl<const BITS: u32> NodePool<BITS> {
         self.state.lock().indexes += indexes;
     }
 
-    /// Whether an index over `memory` takes its nodes from this pool.
     pub(super) fn feeds(&self, memory: &NodeMemory<BITS>) -> bool {
         self.memory.same(memory)
     }
@@ -129,15 +111,9 @@ impl<const BITS: u32> NodePool<BITS> {
         Node::new(&self.memory, entry)
     }
 
-    /// Makes sure of `wanted` free nodes, taking slabs from `grow` (naturally aligned, of the size
-    /// given to `new`) until there are enough. Call it with no file locked. Two callers at once may
-    /// take a slab more than needed.
-    ///
-    /// # Errors
-    /// [`NoNodes`] if `grow` has no more; what it gave before stays with the pool.
-    ///
-    /// # Panics
-    /// If a slab is out of reach or not aligned.
+    /// Makes sure of `wanted` free nodes, with slabs from `grow` (naturally aligned, of the size
+    /// given to `new`). Call it with no file locked. Two callers at once may take a slab more than
+    /// needed. Error: `grow` has no more; what it gave before stays with the pool.
     #[cfg(not(loom))]
     pub(crate) fn refill(
         &self,
@@ -153,7 +129,7 @@ impl<const BITS: u32> NodePool<BITS> {
             let slab = grow().ok_or(NoNodes { wanted, free })?;
             self.add_slab(slab);
         }
-        // Others took what was added; the caller's retry loop decides how often to come back.
+        // Others took what was added.
         Err(NoNodes { wanted, free: self.state.lock().available() })
     }
 
@@ -182,7 +158,6 @@ impl<const BITS: u32> NodePool<BITS> {
         state.nodes += u64::from(count);
     }
 
-    /// Bytes of a slab.
     #[cfg(not(loom))]
     pub(crate) fn slab_bytes(&self) -> usize {
         self.memory.slab_bytes()
@@ -217,7 +192,6 @@ impl<const BITS: u32> NodePool<BITS> {
         Ok(())
     }
 
-    /// Gives back all of `stash`.
     pub(super) fn give_back(&self, stash: &mut NodeChain) {
         if stash.len == 0 || mutant::on(Mutant::LeakNodes) {
             return;
@@ -228,14 +202,12 @@ impl<const BITS: u32> NodePool<BITS> {
         }
     }
 
-    /// Puts a node into a chain.
     pub(super) fn link(&self, chain: &mut NodeChain, word: u32) {
         self.node(Entry(word)).set_next_free(chain.first);
         chain.first = word;
         chain.len += 1;
     }
 
-    /// Takes a node out of a chain.
     pub(super) fn unlink(&self, chain: &mut NodeChain) -> Option<u32> {
         chain.len = chain.len.checked_sub(1)?;
         let word = chain.first;

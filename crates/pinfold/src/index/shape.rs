@@ -1,9 +1,8 @@
 //! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
 //!
-//! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
-//! at page 0 sits in the root itself; a node whose only entry is a node in slot 0 gives the root to
-//! that one. A node that leaves the tree is first unlinked, then stashed; readers may still be in
-//! it.
+//! No node is empty, and the root is a node only if it must be. One folio at page 0 sits in the
+//! root itself; a node whose only entry is a node in slot 0 gives the root to that one. A node that
+//! leaves the tree is first unlinked, then stashed; readers may still be in it.
 
 use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};
@@ -12,7 +11,7 @@ use super::writer::{IndexWriter, slot_of};
 use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Lowest level whose node, as the root's, covers pages up to `last`.
+    /// Lowest level whose node covers pages up to `last` as the root's.
     fn level_for(last: u64) -> u32 {
         (u64::BITS - last.leading_zeros()).saturating_sub(1) / BITS
     }
@@ -44,7 +43,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
-    /// Nodes that miss on the way down to level `target`.
     fn missing(&self, page: u64, target: u32) -> u32 {
         let mut node = self.node(self.root().entry);
         // Ends: one level lower each time.
@@ -58,7 +56,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         0
     }
 
-    /// A node from the stash, all slots empty.
     pub(super) fn new_node(&mut self, links: Links) -> Node<'a, BITS> {
         let word = self.pool.unlink(&mut self.stash);
         let node = self.node(Entry(word.expect("as many nodes as a change needs are reserved")));
@@ -67,7 +64,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         node
     }
 
-    /// Takes a node that is no longer linked out of the count and into the stash.
     fn free_node(&mut self, node: Node<'a, BITS>) {
         self.pool.link(&mut self.stash, node.entry().0);
         self.owner.nodes -= 1;
@@ -89,7 +85,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
-    /// Puts a node of `level` above the root's node.
     fn add_level(&mut self, level: u32) {
         let old = self.node(self.root().entry);
         let links = Links { parent: 0, slot: 0, level, present: 1 };
@@ -106,7 +101,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.set_root(root);
     }
 
-    /// If a folio sits in the root itself, puts a node under it.
     pub(super) fn push_root_down(&mut self) {
         let root = self.root();
         if root.entry.frame().is_none() {
@@ -132,7 +126,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.set_root(new_root);
     }
 
-    /// The node of level `target` on the way to `page`, made if missing.
+    /// The node of that level, made if missing.
     pub(super) fn descend(&mut self, page: u64, target: u32) -> Node<'a, BITS> {
         let mut node = self.node(self.root().entry);
         // Ends: one level lower each time.
@@ -148,7 +142,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         node
     }
 
-    /// A node in slot `slot` of `parent`, which is empty.
     fn add_child(&mut self, parent: Node<'a, BITS>, slot: u32) -> Node<'a, BITS> {
         let level = parent.links().level - 1;
         let child = self.new_node(Links { parent: parent.entry().0, slot, level, present: 0 });

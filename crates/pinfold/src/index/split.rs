@@ -1,14 +1,12 @@
 //! Splitting an entry: one large folio becomes smaller ones.
 //!
-//! # Order of steps
-//!
 //! 1. The entry is found; the nodes it needs are taken from the pool.
 //! 2. If the entry sits in the root itself, a node is put under it.
 //! 3. Slot by slot, in rising order: if the pieces are of a lower level, their nodes are built
 //!    completely; then one release store puts the piece, or the node, in place of the old head.
 //!
-//! At every moment each page's way leads to the old head or to its piece's head, so a page that
-//! stays resident is never missed. Every piece has the marks the old entry had.
+//! So at every moment each page's way leads to the old head or to its piece's, and every piece has
+//! the marks the old entry had.
 
 use super::entry::{Entry, FrameNumber};
 use super::node::{Links, Node, slot_mask};
@@ -17,7 +15,6 @@ use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
 use crate::base::mutant::{self, Mutant};
 
-/// What the pieces are, while subtrees are built.
 struct SplitPieces<F> {
     order: u32,
     head: F,
@@ -32,13 +29,7 @@ impl<F: FnMut(u32) -> FrameNumber> SplitPieces<F> {
 }
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Takes from the pool what `split` of such an entry needs.
-    ///
-    /// # Errors
-    /// [`NoNodes`]; nothing was taken.
-    ///
-    /// # Panics
-    /// If `new_order` is not below `old_order`.
+    /// Takes from the pool what `split` of such an entry needs. Error: nothing was taken.
     pub(crate) fn reserve_split(&mut self, old_order: u32, new_order: u32) -> Result<(), NoNodes> {
         assert!(new_order < old_order, "a split from order {old_order} to {new_order}");
         let mut level_nodes = 1 << (old_order % BITS);
@@ -51,13 +42,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     }
 
     /// Splits the folio that holds `page` into pieces of `new_order`; piece i, in the file's order,
-    /// gets the head `head(i)`. The heads must differ from each other.
-    ///
-    /// # Errors
-    /// [`NoNodes`]; nothing was changed.
-    ///
-    /// # Panics
-    /// If there is no folio, or one of `new_order` or less.
+    /// gets the head `head(i)`. The heads must differ. Error: nothing was changed. Panics if there
+    /// is no folio, or one of `new_order` or less.
     pub(crate) fn split(
         &mut self,
         page: u64,
@@ -88,7 +74,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Ok(())
     }
 
-    /// Stores pieces over slots of their own level.
     fn store_pieces<F: FnMut(u32) -> FrameNumber>(
         node: Node<'a, BITS>,
         slots: std::ops::Range<u32>,
@@ -105,7 +90,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
-    /// Builds the node that takes slot `slot` of `parent`, down to the pieces. Not published here.
+    /// The node that takes slot `slot` of `parent`, down to the pieces. Not published here.
     fn subtree<F: FnMut(u32) -> FrameNumber>(
         &mut self,
         parent: Node<'a, BITS>,

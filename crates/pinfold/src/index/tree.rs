@@ -5,24 +5,21 @@ use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;
 use crate::base::sync::{AtomicU64, Ordering};
 
-/// One file's index, for readers. 72 bytes; look-ups load from it and never store.
 #[derive(Debug)]
 pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
     pub(super) root: AtomicU64,
     pub(super) memory: NodeMemory<BITS>,
     pub(super) directory: Directory,
-    /// Of all indexes of its pool, for as long as the pool lives: 64 bits do not come round.
+    /// No other index of its pool has or had it.
     pub(super) id: u64,
 }
 
-/// The right to change one index: keep it inside the file's mutex. [`NodePool::new_index`] makes
-/// one for each index, and a writer borrows it mutably, so two writers at once do not type-check.
+/// The right to change one index, kept inside the file's mutex. A writer borrows it mutably.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
     pub(super) id: u64,
-    /// Marks of a folio that sits in the root itself; bit m is mark m.
+    /// Of a folio that sits in the root itself; bit m is mark m.
     pub(super) root_marks: u8,
-    /// Nodes in the tree.
     pub(super) nodes: u64,
 }
 
@@ -34,28 +31,24 @@ impl<const BITS: u32> Index<BITS> {
         (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, directory, id }, owner)
     }
 
-    /// Its number: no other index of the pool has or had it.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Bytes that it takes outside of the arena, beside itself.
+    /// Outside of the arena, beside itself.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.directory.bytes()
     }
 
-    /// The head of the folio that holds `page`: a hint in both directions, see the head of the
-    /// file.
-    ///
-    /// Wait-free, stores nothing. Costs one load for a file of one folio, and one more per level: 1
-    /// up to 256 KiB, 2 up to 16 MiB, 3 up to 1 GiB, 4 up to 64 GiB.
+    /// The head of the folio that holds `page`: a hint in both directions. Wait-free, stores
+    /// nothing. Costs one load for a file of one folio, and one more per level.
     #[inline]
     pub(crate) fn lookup(&self, page: u64) -> Option<FrameNumber> {
         self.walk(page).frame()
     }
 
-    /// As `lookup`, and faster, for callers that check what comes out of it: of a page that is not
-    /// in the index, or that is being put there, it may be any head, or a number that no arena has.
+    /// [`lookup`](Self::lookup), faster: of a page that is not in the index, or that is being put
+    /// there, it may be any head, or a number that no arena has.
     #[inline(always)]
     pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
         let Some(entry) = self.directory.get(page >> BITS) else { return self.lookup_far(page) };
@@ -66,15 +59,13 @@ impl<const BITS: u32> Index<BITS> {
         Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such()
     }
 
-    /// Behind the directory's end.
     #[cold]
     #[inline(never)]
     fn lookup_far(&self, page: u64) -> FrameNumber {
         self.walk(page).frame_or_none_such()
     }
 
-    /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty
-    /// slot over it. A hint as well.
+    /// The next page behind `page`, which has no folio, that may have one. A hint as well.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn next_hint(&self, page: u64) -> u64 {
         // Acquire, both: as in `walk`.

@@ -1,17 +1,15 @@
-//! What all files of the index share: its limits, marks, and where a folio is.
+//! Limits, marks, and where a folio is.
 
 use super::entry::FrameNumber;
 
-/// Largest order of an entry: 2 MiB.
+/// 2 MiB.
 pub(crate) const ORDER_MAX: u32 = 9;
 
-/// Log2 of a node's slots.
 pub(crate) const BITS: u32 = crate::base::sizes::NODE_BITS;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;
 
-/// A property of a folio that a walk can follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// Has bytes that were not given to the source yet.
@@ -29,16 +27,13 @@ impl Mark {
 /// A folio and where it is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FolioAt {
-    /// Page offset of the folio's first page; a multiple of 2^order.
+    /// A multiple of 2^order.
     pub(crate) page: u64,
-    /// Log2 of the folio's pages.
     pub(crate) order: u32,
-    /// The folio's head.
     pub(crate) frame: FrameNumber,
 }
 
 impl FolioAt {
-    /// Page offset of the first page after the folio.
     pub(crate) fn end(self) -> u64 {
         self.page + (1 << self.order)
     }

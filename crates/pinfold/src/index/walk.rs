@@ -1,6 +1,5 @@
 //! Finding the next folio, marked folio, or hole in a range of pages, with the file's mutex held.
-//! Nothing is kept between two calls, so the caller may change the index, or release the mutex,
-//! after each result. A call costs one descent, plus one for each node it finds to hold nothing.
+//! Nothing is kept between two calls. Each costs one descent, plus one for each node without any.
 
 use super::entry::{Entry, Kind};
 use super::node::Node;
@@ -8,7 +7,6 @@ use super::types::{FolioAt, Mark, PAGES_END};
 use super::writer::{IndexWriter, slot_of};
 use std::ops::Range;
 
-/// What a walk looks for.
 #[derive(Clone, Copy, Debug)]
 enum Seek {
     Folio,
@@ -17,7 +15,6 @@ enum Seek {
 }
 
 impl Seek {
-    /// Whether the slot holds what is sought, or a node that may.
     fn may_hold(self, entry: Entry) -> bool {
         match entry.kind() {
             Kind::Node => true,
@@ -28,24 +25,22 @@ impl Seek {
 }
 
 impl<const BITS: u32> IndexWriter<'_, BITS> {
-    /// The first folio with a page in `range`; it may begin before the range.
+    /// It may begin before the range.
     pub(crate) fn next_present(&self, range: Range<u64>) -> Option<FolioAt> {
         let page = self.seek(range, Seek::Folio)?;
         Some(self.folio(page).expect("the walk found a folio here"))
     }
 
-    /// The first folio with `mark` and a page in `range`; it may begin before the range.
+    /// It may begin before the range.
     pub(crate) fn next_marked(&self, range: Range<u64>, mark: Mark) -> Option<FolioAt> {
         let page = self.seek(range, Seek::Marked(mark))?;
         Some(self.folio(page).expect("only folios are marked"))
     }
 
-    /// The first page in `range` that is in no folio.
     pub(crate) fn next_absent(&self, range: Range<u64>) -> Option<u64> {
         self.seek(range, Seek::Hole)
     }
 
-    /// Calls `visit` for each folio with a page in `range`, in rising order.
     #[cfg(test)]
     pub(crate) fn for_each_in(&self, range: Range<u64>, mut visit: impl FnMut(FolioAt)) {
         let mut from = range.start;
@@ -56,7 +51,6 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         }
     }
 
-    /// The first page of `range` that answers to `what`.
     fn seek(&self, range: Range<u64>, what: Seek) -> Option<u64> {
         let end = range.end.min(PAGES_END);
         let mut page = range.start;
@@ -85,8 +79,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         None
     }
 
-    /// Goes down from the root's node. `Err` is the first page after a node that holds nothing
-    /// (from `page` on).
+    /// `Err` is the first page after a node that holds nothing from `page` on.
     fn seek_down(&self, mut page: u64, end: u64, what: Seek) -> Result<u64, u64> {
         let root = self.root();
         let mut node = self.node(root.entry);

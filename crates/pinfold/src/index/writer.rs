@@ -1,5 +1,5 @@
 //! Changing what a page's slots hold: insert, remove, replace. Each change finds all its reasons to
-//! fail before its first store. How the tree gets its shape is in `shape.rs`.
+//! fail before its first store.
 
 use super::entry::{Entry, FrameNumber, Kind, Root};
 use super::node::{Node, slot_mask};
@@ -9,7 +9,7 @@ use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 
-/// The one writer of an index; gives back what it reserved and did not use when dropped.
+/// Gives back what it reserved and did not use when dropped.
 #[derive(Debug)]
 pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::types::BITS }> {
     pub(super) index: &'a Index<BITS>,
@@ -18,31 +18,26 @@ pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::types::BITS }> {
     pub(super) stash: NodeChain,
 }
 
-/// Why an insert changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InsertError {
-    /// The range is not free.
     #[error("page {} is in the index already (frame {}, order {})", .0.page, .0.frame.0, .0.order)]
     Occupied(FolioAt),
-    /// Refill the pool and try again.
     #[error(transparent)]
     NoNodes(#[from] NoNodes),
 }
 
-/// Where an entry sits.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Seat<'a, const BITS: u32> {
     Root,
     Slots { node: Node<'a, BITS>, first: u32, count: u32 },
 }
 
-/// The slot of `page` in a node whose slots cover 2^`shift` pages each.
+/// In a node whose slots cover 2^`shift` pages each.
 pub(super) fn slot_of<const BITS: u32>(page: u64, shift: u32) -> u32 {
     (page >> shift) as u32 & ((1 << BITS) - 1)
 }
 
-/// # Panics
-/// If the folio is not naturally aligned, too large, or beyond the largest file.
+/// Panics if the folio is not naturally aligned, too large, or beyond the largest file.
 fn check_folio(page: u64, order: u32) {
     assert!(order <= ORDER_MAX, "order {order} is above {ORDER_MAX}");
     assert!(page.trailing_zeros() >= order, "page {page} is not aligned to order {order}");
@@ -65,19 +60,17 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.index.root.store(root.pack(), order);
     }
 
-    /// The node that `entry` names; it lives as long as the pool, not as this borrow.
+    /// It lives as long as the pool, not as this borrow.
     pub(super) fn node(&self, entry: Entry) -> Node<'a, BITS> {
         let pool: &'a NodePool<BITS> = self.pool;
         pool.node(entry)
     }
 
     #[cfg(test)]
-    /// Nodes in this file's tree.
     pub(crate) fn nodes(&self) -> u64 {
         self.owner.nodes
     }
 
-    /// The folio that holds `page`.
     pub(crate) fn folio(&self, page: u64) -> Option<FolioAt> {
         self.find(page).map(|(folio, _)| folio)
     }
@@ -107,27 +100,15 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         None
     }
 
-    /// Takes from the pool what the next insert of this order at `page` can need. After that, and
-    /// before any other change, such an insert does not fail for lack of nodes.
-    ///
-    /// # Errors
-    /// [`NoNodes`]; nothing was taken.
-    ///
-    /// # Panics
-    /// If `page` is not aligned to `order`, or out of range.
+    /// Takes from the pool what the next insert of this order at `page` can need. Before any other
+    /// change, such an insert does not fail for lack of nodes. Error: nothing was taken.
     pub(crate) fn reserve(&mut self, page: u64, order: u32) -> Result<(), NoNodes> {
         check_folio(page, order);
         let wanted = self.nodes_for_insert(page, order);
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Puts the folio `frame` at `page..page + 2^order`.
-    ///
-    /// # Errors
-    /// `Occupied` if a folio is in the way, `NoNodes` if the pool is short; nothing was changed.
-    ///
-    /// # Panics
-    /// If `page` is not aligned to `order`, or out of range.
+    /// Puts the folio `frame` at `page..page + 2^order`. Error: nothing was changed.
     pub(crate) fn insert(
         &mut self,
         page: u64,
@@ -147,7 +128,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Ok(())
     }
 
-    /// Stores a folio where no folio is, with the nodes reserved.
     fn store_new(&mut self, page: u64, order: u32, entry: Entry) {
         if self.fits_root(page) {
             self.owner.root_marks = 0;
@@ -166,7 +146,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         node.count(count.cast_signed());
     }
 
-    /// Removes the folio that holds `page`, with its marks.
     pub(crate) fn remove(&mut self, page: u64) -> Option<FolioAt> {
         let (folio, seat) = self.find(page)?;
         self.drop_marks(seat);
@@ -180,10 +159,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(folio)
     }
 
-    /// Puts `new` in place of the head of the folio that holds `page` (migration); marks stay.
-    /// Readers find the old head or the new one at any moment.
-    ///
-    /// Returns the folio as it was, `None` if there is none.
+    /// Puts `new` in place of the head of the folio that holds `page`; marks stay. Readers find one
+    /// or the other at any moment. Returns the folio as it was, if there is one.
     pub(crate) fn replace(&mut self, page: u64, new: FrameNumber) -> Option<FolioAt> {
         let (folio, seat) = self.find(page)?;
         if mutant::on(Mutant::ReplaceClearsFirst) {
@@ -198,7 +175,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(folio)
     }
 
-    /// Stores one entry over all slots of a seat, in rising order.
+    /// In rising order.
     pub(super) fn store(&mut self, seat: Seat<'a, BITS>, entry: Entry) {
         match seat {
             Seat::Root => {
@@ -221,8 +198,8 @@ impl<const BITS: u32> Drop for IndexWriter<'_, BITS> {
 }
 
 impl<const BITS: u32> IndexWriter<'_, BITS> {
-    /// Brings the directory in step after a change of 2^`order` pages from `page` on. Block 0 goes
-    /// with each: the root above it may have become a node, or been one.
+    /// After a change of 2^`order` pages from `page` on. Block 0 goes with each: the root above it
+    /// may have become a node, or been one.
     pub(super) fn enter_in_directory(&self, page: u64, order: u32) {
         if mutant::on(Mutant::DirectoryStays) {
             return;
@@ -238,7 +215,6 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         self.index.directory.set(block, self.block(block));
     }
 
-    /// What the tree says of a block.
     pub(super) fn block(&self, block: u64) -> Entry {
         let (root, page) = (self.root(), block << BITS);
         if !root.covers(page) {
@@ -255,10 +231,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
 }
 
 impl<const BITS: u32> Index<BITS> {
-    /// The writer of this index. `owner` is the proof that the file's mutex is held.
-    ///
-    /// # Panics
-    /// If `owner` belongs to another index, or the index to another pool.
+    /// `owner` is the proof that the file's mutex is held.
     pub(crate) fn writer<'a>(
         &'a self,
         owner: &'a mut IndexOwner,

@@ -1,4 +1,4 @@
-//! What all modules of a cache share; taking a counted reference to a folio, and giving it back.
+//! What all modules of a cache share; counted references to folios.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -27,16 +27,15 @@ use crate::pages::residency::Residency;
 use crate::pages::stream::Credit;
 use crate::source::{Engine, EngineOptions};
 
-/// The shared state of one cache. A forked child keeps it: it has none of the threads that its
-/// parts would wait for.
+/// A forked child keeps it: it has none of the threads that its parts would wait for.
 #[derive(Debug)]
 pub(crate) struct Core(ManuallyDrop<CoreParts>);
 
-/// The parts of a cache, in the order in which they are dropped.
+/// In the order in which they are dropped.
 #[derive(Debug)]
 pub(crate) struct CoreParts {
     pub(crate) owner: OwnerProcess,
-    /// What a forked child gets. Made before the fork: a child allocates nothing.
+    /// Made before the fork: a child allocates nothing.
     forked: Error,
     pub(crate) counters: Counters,
     pub(crate) options: Options,
@@ -44,7 +43,7 @@ pub(crate) struct CoreParts {
     pub(crate) residency: Residency,
     pub(crate) pressure: Pressure,
     pub(crate) waiters: Waiters,
-    /// Shared with readers, which do not keep the cache alive.
+    /// Readers do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) mapped: MappedOfCache,
@@ -60,7 +59,7 @@ pub(crate) struct CoreParts {
 }
 
 impl Core {
-    /// Makes a cache: all of `frames` free, no files. The error is that of [`OwnerProcess::here`].
+    /// The error is that of [`OwnerProcess::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,
@@ -94,26 +93,25 @@ impl Core {
         Ok(Core(ManuallyDrop::new(parts)))
     }
 
-    /// Opens what mapped memory needs. Before the cache is shared.
+    /// Before the cache is shared.
     #[cfg(not(loom))]
     pub(crate) fn open_mapped(&mut self) -> Result<()> {
         let parts = &mut *self.0;
         parts.mapped.open(&parts.options, &parts.engine)
     }
 
-    /// [`ErrorKind::Forked`] unless the calling process is the cache's owner.
     pub(crate) fn check_owner(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
     }
 
-    /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
-    /// still be on its way from the source.
+    /// The folio that has `page` of `mapping`, if one is found and lives. It may still be on its
+    /// way.
     #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
         self.hold_at(mapping, page, mapping.index.lookup_hint(page))
     }
 
-    /// As [`Self::hold`], where a look-up has returned `head`: right or wrong, or no frame at all.
+    /// [`Self::hold`], where a look-up has returned `head`: right or wrong, or no frame at all.
     #[inline(always)]
     pub(crate) fn hold_at(
         &self,
@@ -127,20 +125,18 @@ impl Core {
         }
         let held = Held { core: self, frame, head };
         mutant::pause();
-        // The frame may hold another folio by now: then the drop gives the reference back.
+        // Of another folio, the drop gives the reference back.
         (held.is(mapping.id, page) || mutant::on(Mutant::CountedBlindly)).then_some(held)
     }
 
-    /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
-    /// is frozen. `None`: the count is full.
+    /// The caller found it under its mapping's `change` mutex. `None`: the count is full.
     pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Option<Held<'_>> {
         let frame = self.frames.frame(head);
         frame.count.try_get(1).ok()?;
         Some(Held { core: self, frame, head })
     }
 
-    /// The address of the bytes of the folio at `head`, which is one of `mapping`, and to which the
-    /// caller has a reference or the only right.
+    /// Of a folio of `mapping`, to which the caller has a reference or the only right.
     #[inline]
     pub(crate) fn address(&self, mapping: &Mapping, head: FrameNumber) -> *mut u8 {
         let frame = self.frames.frame(head);
@@ -158,7 +154,7 @@ impl Core {
         changing.writer(&self.nodes).is_clean(page)
     }
 
-    /// Gives back one reference, and frees the folio if it was the last one.
+    /// Frees the folio if that was the last reference.
     pub(crate) fn put(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {
@@ -166,8 +162,7 @@ impl Core {
         }
     }
 
-    /// [`put`](Self::put) for a folio that was allocated in vain. That it is free again is no
-    /// progress.
+    /// [`put`](Self::put) for a folio that was allocated in vain: that it is free is no progress.
     pub(crate) fn give_back(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {
@@ -175,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Gives back the pins of `pages` pages, and frees the folio if nothing else holds it.
+    /// Frees the folio if nothing else holds it.
     #[inline]
     pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
         if frame.count.unpin(pages) {
@@ -183,7 +178,7 @@ impl Core {
         }
     }
 
-    /// Frees a folio whose count is frozen for good, according to its entry.
+    /// Its count is frozen for good.
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
         if !self.owner.is_here() {
@@ -221,7 +216,7 @@ impl Drop for Core {
     }
 }
 
-/// A reference to whatever folio is at `frame`, unless it is frozen; taken in the given way.
+/// Of whatever folio is at `frame`, unless it is frozen.
 #[inline(always)]
 pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
     match reference {
@@ -243,7 +238,6 @@ pub(crate) struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Takes over a reference that the caller has.
     pub(crate) fn adopt(core: &'a Core, head: FrameNumber) -> Self {
         Held { core, frame: core.frames.frame(head), head }
     }
@@ -256,7 +250,6 @@ impl<'a> Held<'a> {
         self.head
     }
 
-    /// Whether the folio is that of `page` of the mapping `id`.
     #[inline]
     pub(crate) fn is(&self, id: u32, page: u64) -> bool {
         let identity = self.frame.identity();
@@ -264,34 +257,31 @@ impl<'a> Held<'a> {
             && page.wrapping_sub(identity.index) < u64::from(identity.order.frames())
     }
 
-    /// The end of the pages of which the file has bytes. It may be before that of the folio: the
-    /// file was cut when the folio was about to be read.
+    /// The end of the pages of which the file has bytes.
     #[cfg(feature = "map")]
     pub(crate) fn file_pages_end(&self) -> u64 {
         let bytes = self.frame.file_bytes() as u64;
         self.frame.identity().index + bytes.div_ceil(1 << PAGE_SHIFT)
     }
 
-    /// The offset in the file, in bytes, at which the folio begins.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {
         self.frame.identity().index << PAGE_SHIFT
     }
 
-    /// The address of its bytes, for a folio of `mapping`.
     #[inline]
     pub(crate) fn address(&self, mapping: &Mapping) -> *mut u8 {
         self.core.address(mapping, self.head)
     }
 
-    /// Another reference to it. `None`: the count is full.
+    /// `None`: the count is full.
     #[cfg(feature = "map")]
     pub(crate) fn another(&self) -> Option<Held<'a>> {
         self.frame.count.try_get(1).ok()?;
         Some(Held { core: self.core, frame: self.frame, head: self.head })
     }
 
-    /// Whether this process can read its bytes: a forked child has none that are outside.
+    /// A forked child has no bytes that are outside.
     #[inline(always)]
     pub(crate) fn is_readable_here(&self) -> bool {
         !self.frame.is_hollow() || self.core.owner.is_here()

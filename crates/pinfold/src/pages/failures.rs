@@ -1,4 +1,4 @@
-//! Errors of failed fills, for the threads that waited for them, and for the batch that began them.
+//! Errors of failed fills, for the threads and batches that waited for them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use crate::base::sync::{self, Mutex};
 use crate::error::Error;
 use crate::frames::{Flags, Frame, FrameNumber};
 
-/// The error of each failed folio, as long as somebody holds the folio.
+/// As long as somebody holds the folio.
 #[derive(Debug)]
 pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
 
@@ -17,7 +17,7 @@ impl Failures {
         Failures(Mutex::new(HashMap::new()))
     }
 
-    /// Stores `error` for the waiters. Call it before the folio's identity is forgotten.
+    /// Call it before the folio's identity is forgotten.
     pub(crate) fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
         self.0.lock().insert(head.0, error);
         frame.set_flags(Flags::FAILED);
@@ -40,11 +40,9 @@ impl Failures {
     }
 }
 
-/// The errors of a batch's reads, for the batch alone. A page whose read fails leaves the index at
-/// once: when its entry's turn comes, there may be nothing to wait for any more.
+/// The errors of a batch's reads, for the batch alone: a page whose read fails leaves the index.
 #[derive(Debug)]
 pub(crate) struct Failed {
-    /// When the batch began.
     pub(crate) since: Instant,
     // Not `crate::base::sync::Mutex`: it is held for a moment, and nothing is waited for under it.
     errors: sync::locks::Mutex<Vec<(Range<u64>, Error)>>,
@@ -55,12 +53,11 @@ impl Failed {
         Failed { since: Instant::now(), errors: sync::locks::Mutex::default() }
     }
 
-    /// Stores the error of a read of `pages`. Call it before they leave the index.
+    /// Call it before the pages leave the index.
     pub(crate) fn remember(&self, pages: Range<u64>, error: Error) {
         self.errors.lock().push((pages, error));
     }
 
-    /// The first error of a read of some of `pages` that is `wanted`.
     pub(crate) fn of(&self, pages: &Range<u64>, wanted: impl Fn(&Error) -> bool) -> Option<Error> {
         let errors = self.errors.lock();
         let meets = |of: &Range<u64>| of.start < pages.end && pages.start < of.end;

@@ -1,10 +1,9 @@
 //! Grants: which large folios counted guards may keep.
 //!
-//! A counted guard of one page keeps its whole folio. So a guard of a large folio (two pages or
-//! more) is only taken of one that is *granted*, and what is granted is at most a 20th of the
-//! cache. What guards keep is therefore that, and as many single pages as they show. A folio that
-//! cannot be split when a guard is wanted (it is pinned, borrowed, or read all the time) is granted
-//! beyond the limit; then nothing more is granted until the list is below the limit again.
+//! A counted guard of one page keeps its whole folio. So a guard of a large folio is only taken of
+//! one that is *granted*, and at most a 20th of the cache is. A folio that cannot be split when a
+//! guard is wanted is granted beyond the limit; then nothing more is granted until the list is
+//! below it again.
 //!
 //! A folio is on the list from before its flag is set until it was frozen and thawed, which revokes
 //! the grant, or its frames were freed or split. Each moves its version by two: so the list knows.
@@ -14,16 +13,14 @@ use std::collections::VecDeque;
 use crate::base::sync::Mutex;
 use crate::frames::{Flags, Frame, FrameNumber, Frames, Stamp};
 
-/// At most one in this many of the cache's pages is granted: so guards of n pages keep at most 2n
-/// pages, or a tenth of the cache.
+/// One in this many pages: so guards of n pages keep at most 2n pages, or a tenth of the cache.
 const SHARE: u32 = 20;
 
-/// The most folios that one search for an idle one looks at.
 const LOOKED_AT_MAX: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Grants {
-    /// Held under no other lock, and no other is taken under it.
+    /// A leaf of the locks.
     list: Mutex<GrantList>,
     pages_max: u32,
 }
@@ -32,39 +29,34 @@ pub(crate) struct Grants {
 struct GrantList {
     /// The oldest first.
     folios: VecDeque<Grant>,
-    /// Of these, and of those that were taken off and are not settled yet.
+    /// Also of those that were taken off and are not settled yet.
     pages: u32,
 }
 
-/// A folio that was granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) head: FrameNumber,
-    /// Its version then.
     pub(crate) stamp: Stamp,
     pages: u32,
 }
 
-/// What has become of a folio that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
     /// Freed, split or revoked.
     Over,
-    /// It has users, or is being changed at this moment.
+    /// By users, or being changed at this moment.
     Used,
     Idle,
 }
 
 impl Grant {
-    /// "Over" is final; the other two may have changed already.
     fn now(&self, frame: &Frame) -> GrantState {
         let since = frame.since(self.stamp);
         let word = frame.count.word();
         match since {
             0 if !word.is_frozen() && word.refs() <= 1 && word.pins() == 0 => GrantState::Idle,
             0 => GrantState::Used,
-            // Out of its file, and still referenced; or, for a moment, the next folio in its frames
-            // on its way. If that one is for index nodes, it is so for ever; but it is a page.
+            // Out of its file, and still referenced; or the next folio in its frames on its way.
             1 if !word.is_frozen() && frame.order().frames() == self.pages => GrantState::Used,
             // Freed; or frozen, and whoever thaws it revokes the grant.
             _ => GrantState::Over,
@@ -73,7 +65,7 @@ impl Grant {
 }
 
 impl GrantList {
-    /// Looks at the `most` oldest folios: takes off what is over, and the first that nobody uses.
+    /// Of the `most` oldest folios: takes off what is over, and the first that nobody uses.
     fn take_idle(&mut self, frames: &Frames, most: usize) -> Option<Grant> {
         for _ in 0..self.folios.len().min(most) {
             let grant = self.folios.pop_front()?;
@@ -103,7 +95,7 @@ impl Grants {
                 if !anyway {
                     return false;
                 }
-                // Nobody looks for an idle one here: so those that are over do not pile up.
+                // So those that are over do not pile up.
                 for _ in 0..2 {
                     let idle = list.take_idle(frames, 1);
                     list.folios.extend(idle);
@@ -121,7 +113,7 @@ impl Grants {
         self.list.lock().take_idle(frames, LOOKED_AT_MAX)
     }
 
-    /// A folio that was taken off was revoked, or goes back to the list.
+    /// It was revoked, or goes back to the list.
     pub(crate) fn settle(&self, grant: Grant, revoked: bool) {
         let mut list = self.list.lock();
         if revoked {

@@ -1,6 +1,4 @@
-//! One open of a file, as the ways in use it: with all that a hit needs of the cache and the file
-//! in one cache line, which saves three dependent loads before the first one of the page's own
-//! data.
+//! One open of a file, with all that a hit needs of the cache and the file in one cache line.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -16,13 +14,9 @@ use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 use crate::pages::stream::{Credit, Stream, Unread};
 
-/// So many hollow folios are asked for at a time: a fault has little memory for that
-/// (`base/heap.rs`).
+/// So many hollow folios are asked for at a time: a fault has little memory (`base/heap.rs`).
 const HOLLOW_MAX: usize = 64;
 
-///
-/// # Invariants
-///
 /// `lookup` is of `mapping`'s index, `window` of `core`'s frames, and `counters` are `core`'s.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -37,17 +31,16 @@ pub(crate) struct Handle {
     // The second cache line.
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
-    /// The address of the core's readers. A borrow compares it with its reader's.
+    /// Of the core's readers. A borrow compares it with its reader's.
     pub(crate) readers_address: usize,
     pub(crate) reference: Reference,
     pub(crate) stream: Stream,
 }
 
-/// The core's counters, without a load to find them.
 #[derive(Debug)]
 struct CoresCounters(NonNull<Counters>);
 
-// SAFETY: it is used as a `&Counters` alone, and all threads may share those.
+// SAFETY: used as a `&Counters` alone.
 unsafe impl Send for CoresCounters where Counters: Sync {}
 // SAFETY: as above.
 unsafe impl Sync for CoresCounters where Counters: Sync {}
@@ -60,7 +53,7 @@ const _: () =
 const _: () = assert!(size_of::<Handle>() == 128, "docs/design.md, Limits, says so");
 
 impl Handle {
-    /// Takes over a mapping whose open is already counted. `window_max_bytes` limits readahead.
+    /// Takes over a mapping whose open is already counted.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
         let short_max_bytes = core.options.short_read_max_bytes;
         Handle {
@@ -79,8 +72,7 @@ impl Handle {
         }
     }
 
-    /// The head of the folio that has `page`: a hint, as from
-    /// [`Index::lookup_hint`](crate::index::Index).
+    /// As [`Index::lookup_hint`](crate::index::Index).
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
         match self.lookup.hint(page, 0) {
@@ -89,7 +81,6 @@ impl Handle {
         }
     }
 
-    /// [`hint`](Self::hint) for the page that has byte `offset` of the file.
     #[inline(always)]
     pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
         match self.lookup.hint(offset, PAGE_SHIFT) {
@@ -98,7 +89,6 @@ impl Handle {
         }
     }
 
-    /// [`hint_of_byte`](Self::hint_of_byte), and whether the folio is a small one.
     #[inline(always)]
     pub(crate) fn hint_and_size_of_byte(&self, offset: u64) -> (FrameNumber, bool) {
         let known = self.lookup.hint_and_size(offset, PAGE_SHIFT);
@@ -117,14 +107,14 @@ impl Handle {
         self.hint_behind(offset >> PAGE_SHIFT)
     }
 
-    /// What [`Stream`] asks for. May be wrong: it takes no lock, and holds nothing.
+    /// May be wrong: it takes no lock, and holds nothing.
     pub(crate) fn credit_and_unread(&self) -> (&Credit, impl Fn(Range<u64>) -> Unread) {
         (&self.core.credit, |pages| self.unread(pages))
     }
 
     fn unread(&self, pages: Range<u64>) -> Unread {
         let (mut unread, mut page, mut hollow) = (Unread::default(), pages.start, Vec::new());
-        // Nobody counts accesses by maps, but what they skip can be found out.
+        // What maps skip can be found out.
         let skipped = |hollow: &mut Vec<(Range<u64>, Range<u64>)>| {
             let seen = hollow.is_empty() || mutant::on(Mutant::MapsUseAll);
             let skipped = if seen { 0 } else { self.core.unaccessed(&self.mapping, hollow) };
@@ -164,8 +154,7 @@ impl Handle {
 
     #[inline(always)]
     pub(crate) fn counters(&self) -> &Counters {
-        // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
-        // content.
+        // SAFETY: the counters are the core's, which the handle keeps.
         unsafe { self.counters.0.as_ref() }
     }
 }

@@ -1,7 +1,5 @@
-//! The cache proper: which pages of which files are in memory, and how they come and go.
-//!
-//! It stands on `mapped/`, `index/`, `source/`, `frames/` and `base/`. A file uses only those in
-//! the rows below it.
+//! The cache proper: which pages of which files are in memory, and how they come and go. It stands
+//! on `mapped/`, `index/`, `source/`, `frames/` and `base/`; a file uses only those below it.
 //!
 //! ```text
 //! fill/       a miss: which thread fills, which wait; reading ahead

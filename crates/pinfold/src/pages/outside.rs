@@ -1,14 +1,11 @@
 //! The seam: folios whose bytes are outside of the arena, because maps show them.
 //!
-//! A *hollow* folio has frames of a hollow run, which have no memory of their own
-//! (`frames/mobility.rs`): its bytes are outside, and its entry says so. Of some files a few folios
-//! are hollow; of others all are, always: such a file is [outside](Outside::is_outside) as a whole,
-//! and the index's marks say nothing of its dirtiness.
-//!
-//! The cache proper keeps, freezes, moves and evicts hollow folios as it does all others. It asks
-//! here where their bytes are, and tells here before they go. `map/outside.rs` answers; without the
-//! feature `map`, and in models of loom, nothing is outside, and the functions below are the
-//! answers.
+//! A *hollow* folio has frames of a hollow run, without memory (`frames/mobility.rs`): its bytes
+//! are outside, and its entry says so. Of some files a few folios are hollow; of others all are,
+//! always: such a file is [outside](Outside::is_outside), and the index's marks say nothing of its
+//! dirtiness. The cache proper keeps, freezes, moves and evicts hollow folios as all others. It
+//! asks here where their bytes are, and tells here before they go. `map/outside.rs` answers;
+//! without the feature `map`, and in models of loom, the functions below do.
 //!
 //! Whoever gets a [`Changing`] is called under the file's `change` mutex; so are `leave_memory`,
 //! `taken_in` and `left_in_use`, perhaps `freed`, and `is_unsettled`. Then an answer reads no
@@ -30,7 +27,7 @@ use crate::pages::residency::Candidate;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
 pub(crate) enum WriteWhen {
-    /// By other threads, later: nobody waits for it.
+    /// By other threads.
     Later,
     /// Before the call returns, unless the last write has just failed.
     Now,
@@ -38,7 +35,6 @@ pub(crate) enum WriteWhen {
     NowAnyway,
 }
 
-/// What became of dirty pages that are outside.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenOut {
     /// These were written, or tried to: they may be clean now.
@@ -47,20 +43,16 @@ pub(crate) struct WrittenOut {
     pub(crate) on_their_way: u64,
 }
 
-/// A cache, as the one that knows what is outside of its arena. Each function's own body is what
-/// holds where nothing is.
+/// Each function's own body is what holds where nothing is outside.
 #[expect(unused_variables, reason = "the names say what a caller gives")]
 pub(crate) trait Outside {
-    // Where bytes are.
-
-    /// The address of `page`, which a hollow folio of `mapping` has. The caller has a reference to
-    /// that, or the only right to it.
+    /// Of a page of a hollow folio, to which the caller has a reference or the only right.
     fn outside_at(&self, mapping: &Mapping, page: u64) -> *mut u8 {
         unreachable!("no folio is hollow")
     }
 
-    /// Copies bytes from byte `at` of the file on that lie in one page: those of a hollow folio of
-    /// `mapping` that has or had that page, or others, or zeros.
+    /// Copies bytes from byte `at` of the file on that lie in one page: those of a hollow folio
+    /// that has or had that page, or others, or zeros.
     fn copy_outside(&self, mapping: &Mapping, at: u64, to: &mut [u8]) {
         unreachable!("no folio is hollow")
     }
@@ -71,23 +63,18 @@ pub(crate) trait Outside {
     }
 
     /// How many pages no map has accessed of these hollow folios, as far as it is known: each with
-    /// its pages, and those of them that are asked for, in the order of the file.
+    /// its pages, and those that are asked for, in the order of the file.
     fn unaccessed(&self, mapping: &Mapping, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
         0
     }
 
-    // What is dirty, of a file that is outside.
-
-    /// Before some of these pages leave without a write: those count as stored to from now on that
-    /// may have been, although nobody told.
+    /// Before these pages leave without a write: those count as stored to that may have been.
     fn notice_stores(&self, changing: &mut Changing<'_>, pages: &[u64]) {}
 
     /// Whether the bytes of `page` are elsewhere, too.
     fn may_leave(&self, changing: &mut Changing<'_>, page: u64) -> bool {
         true
     }
-
-    // Who is told before bytes go.
 
     /// Takes pages of a file that is outside out of memory, in rising order, each with a number.
     /// Returns the numbers of those that the system keeps.
@@ -96,8 +83,7 @@ pub(crate) trait Outside {
     }
 
     /// These folios have just left the index, some of `mapping`: the bytes of hollow ones stay
-    /// where they are, and nothing else gets there, until they are taken out of all maps by what
-    /// this returns.
+    /// where they are until they are taken out of all maps by what this returns.
     fn leave<'a>(
         &self,
         changing: &mut Changing<'_>,
@@ -107,14 +93,12 @@ pub(crate) trait Outside {
         None
     }
 
-    /// The bytes of a hollow folio have been copied to the arena, where its place is from now on.
+    /// The bytes of a hollow folio have been copied to the arena.
     fn taken_in(&self, mapping: &Mapping, pages: Range<u64>) {}
 
-    /// The hollow folio at `head` leaves its file while it may be in use: its users keep its bytes,
-    /// where they are.
+    /// It leaves its file while it may be in use: its users keep its bytes, where they are.
     fn left_in_use(&self, mapping: &Mapping, head: FrameNumber, pages: Range<u64>) {}
 
-    /// The hollow folio at `head` is freed.
     fn freed(&self, head: FrameNumber) {}
 
     /// Waits for those who are just putting bytes of `pages` outside, or taking them out.
@@ -125,16 +109,12 @@ pub(crate) trait Outside {
         false
     }
 
-    /// Gives back references that only keep hollow folios from eviction, to those that `goes` says.
+    /// Gives back references that only keep hollow folios from eviction.
     fn let_go_of_kept(&self, goes: impl Fn(FrameNumber) -> bool) {}
 
-    /// The file has no handle any more, and may have cached pages.
     fn closed(&self, mapping: &Mapping) {}
 
-    // Eviction.
-
-    /// The policy offers this folio. True: it goes later, with others. All of these leave the page
-    /// tables now, and what is mapped again meanwhile stays.
+    /// The policy offers this folio. True: it goes later, with others.
     fn offer(&self, turns: &mut PieceTurns, sweep: &mut Sweep, head: FrameNumber) -> bool {
         false
     }
@@ -144,13 +124,12 @@ pub(crate) trait Outside {
         Vec::new()
     }
 
-    /// The policy has nothing more to offer.
     fn offer_no_more(&self, turns: &mut PieceTurns) {}
 
-    /// The end of this eviction: what is left of a turn is the next one's.
+    /// What is left of a turn is the next eviction's.
     fn end_turns(&self, turns: PieceTurns) {}
 
-    /// These folios, of these files and others, stayed because they are dirty.
+    /// These folios stayed because they are dirty.
     fn write_dirty(
         &self,
         mappings: &[Arc<Mapping>],
@@ -165,19 +144,15 @@ pub(crate) trait Outside {
         false
     }
 
-    // Memory.
-
-    /// Makes a hollow run one of the arena again, if the arena wants frames and nobody needs the
-    /// run.
+    /// If the arena wants frames and nobody needs the run.
     fn take_run_back(&self) -> bool {
         false
     }
 
-    /// Frees frames for hollow folios up to the high watermark, if there are any.
+    /// Up to the high watermark, if there are hollow folios.
     fn keep_some_free(&self) {}
 
-    /// The cache begins: starts the threads that write.
-    /// Error: the system does not start one.
+    /// Starts the threads that write.
     fn start(self: &Arc<Self>) -> Result<()> {
         Ok(())
     }

@@ -1,5 +1,4 @@
-//! Which folios are cached, in the order in which the policy (`pinfold-policy`) would evict them;
-//! the ghosts, and the frame table as the policy sees it.
+//! Which folios are cached, in the order in which the policy (`pinfold-policy`) would evict them.
 
 use pinfold_policy::{Answer, Id, NONE, Place, Residents, S3Fifo, Sweep};
 
@@ -7,20 +6,17 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Mutex;
 use crate::frames::{Flags, Frame, FrameNumber, Frames, Identity};
 
-/// The policy, behind its lock. The lock is taken under a mapping's `change` mutex or under no
-/// lock, and no lock is taken under it.
+/// The lock is taken under a mapping's `change` mutex or under no lock, and no lock under it.
 #[derive(Debug)]
 pub(crate) struct Residency(Mutex<S3Fifo>);
 
 impl Residency {
-    /// For a cache of at most `pages` pages of files.
     pub(crate) fn new(pages: u32) -> Self {
         Residency(Mutex::new(S3Fifo::new(pages.into())))
     }
 
-    /// The folio at `head`, of a file that ghosts know as `file`, is up to date from now on. Call
-    /// it under its mapping's `change` mutex. Returns whether it came back soon after it was
-    /// evicted.
+    /// The folio at `head` is up to date from now on. `file`: as ghosts know it. Under the
+    /// mapping's `change` mutex. Returns whether the folio came back soon after it was evicted.
     pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, file: u64) -> bool {
         let mut policy = self.0.lock();
         let shadow = frames.ghosts().get(file, frames.frame(head).identity().index);
@@ -31,18 +27,17 @@ impl Residency {
         shadow.is_some_and(|shadow| policy.is_recent(shadow))
     }
 
-    /// The folio at `head` has left its file, but not by eviction.
+    /// Not by eviction.
     pub(crate) fn remove(&self, frames: &Frames, head: FrameNumber) {
         self.0.lock().remove(&mut Entries(frames), head.0);
     }
 
-    /// The folio at `old` moved to `new`.
     pub(crate) fn replace(&self, frames: &Frames, old: FrameNumber, new: FrameNumber) {
         self.0.lock().replace(&mut Entries(frames), old.0, new.0);
     }
 
-    /// The folio at `head`, of `pages_before` pages, is split: `hand_out` makes the pieces, under
-    /// the policy's lock, which must not see a folio that is lighter than it was told. `rest` are
+    /// `hand_out` makes the pieces of the folio at `head`, of `pages_before` pages, under the
+    /// policy's lock: the policy must not see a folio that is lighter than it was told. `rest` are
     /// the heads of all pieces but the first.
     pub(crate) fn split(
         &self,
@@ -57,8 +52,7 @@ impl Residency {
         policy.split(&mut Entries(frames), head.0, pages_before, rest);
     }
 
-    /// The folios that the policy would evict next, until they have `pages` pages, there are `most`
-    /// of them, or one is hollow.
+    /// Until they have `pages` pages, there are `most` of them, or one is hollow.
     pub(crate) fn next_victims(
         &self,
         frames: &Frames,
@@ -82,20 +76,18 @@ impl Residency {
         victims
     }
 
-    /// Whether the folio at `victim`, which was offered, has parts that were used enough to stay.
+    /// Whether the folio has parts that were used enough to stay.
     pub(crate) fn stays_in_part(&self, frames: &Frames, victim: FrameNumber) -> bool {
         frames.frame(victim).is_partly_used()
             && self.0.lock().stays_in_part(&Entries(frames), victim.0)
     }
 
-    /// Whether the folio at `head` is on offer.
     pub(crate) fn is_offered(&self, frames: &Frames, head: FrameNumber) -> bool {
         let _policy = self.0.lock();
         matches!(Entries(frames).place(head.0), Place::Offered(_))
     }
 
-    /// The folio at `victim`, of a file that ghosts know as `file`, is frozen and will be evicted.
-    /// Call it under its mapping's `change` mutex.
+    /// `victim` is frozen. Under its mapping's `change` mutex.
     pub(crate) fn evicted(
         &self,
         frames: &Frames,
@@ -112,7 +104,6 @@ impl Residency {
         }
     }
 
-    /// Tells the policy why a victim stays.
     pub(crate) fn stays(
         &self,
         frames: &Frames,
@@ -125,7 +116,7 @@ impl Residency {
     }
 }
 
-/// A folio that may go, and its identity when it was chosen.
+/// A folio that may go, with its identity when it was chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) head: FrameNumber,
@@ -133,13 +124,11 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The folio at `head`, as it is now; no hold is taken.
     pub(crate) fn of(frames: &Frames, head: FrameNumber) -> Self {
         Candidate { head, identity: frames.frame(head).identity() }
     }
 }
 
-/// The entries of folio heads, as the policy sees them under its lock.
 struct Entries<'a>(&'a Frames);
 
 impl Entries<'_> {

@@ -1,21 +1,17 @@
 //! A handle's access pattern, as its misses show it, and how far to read ahead.
 //!
-//! Only misses and readahead marks are recorded: a hit writes nothing shared. Misses at adjacent
-//! pages are a *run*. Windows then double from 64 KiB to the limit, and two of them are in flight
-//! before they are needed. Any other miss reads only what is asked for.
+//! Only misses and readahead marks are recorded. Misses at adjacent pages are a *run*. Windows then
+//! double from 64 KiB to the limit, and two of them are in flight before they are needed. Any other
+//! miss reads only what is asked for.
 //!
-//! # What was read in vain
+//! A handle has *credit*: the pages that may still be read in vain, at first what the first windows
+//! read ahead. Each page that is wanted earns a quarter of one. When a run ends, each page that was
+//! read ahead of it and that nobody has used costs one. Without credit for the first windows, only
+//! a quarter of what is known to be used of the run is read ahead.
 //!
-//! Four adjacent pages are no scan. So a handle has *credit*: the pages that may still be read in
-//! vain. It begins with what the first windows read ahead. Each page that is wanted earns a quarter
-//! of one. When a run ends, each page that was read ahead of it and that nobody has used costs one.
-//! Without credit for the first windows, only a quarter of what is known to be used of the run is
-//! read ahead.
-//!
-//! Where a run comes to a mark, the pages before it count as used. But somebody who reads a part of
-//! each window meets all marks: so the pages there are looked at, and the run ends if more than a
-//! quarter is unused (`frames/uses.rs`). If a page that was read ahead is gone before it is used,
-//! the run goes on with half of the window.
+//! Where a run comes to a mark, the pages before it count as used, but for what is unread
+//! (`frames/uses.rs`); the run ends if that is more than a quarter. If a page that was read ahead
+//! is gone before it is used, the run goes on with half of the window.
 //!
 //! Handles that read one file at about the same place read for each other: a run goes on at a page
 //! behind its end if all pages between are cached and used.
@@ -23,15 +19,13 @@
 //! A handle has a few runs at a time, for threads that share it, and maps. What they have read
 //! ahead and not used yet is taken from the credit at once, and given back as it is used.
 //!
-//! Nothing says that a run is over: a reader that goes back to the start of a loop may find all of
-//! it cached. But if a run stands still while the handle's others use as many pages as it has
-//! ahead, three windows at least, it counts as over. What is ahead of it is evicted then, where
-//! memory is short ([`Plan::vain`]).
+//! If a run stands still while the handle's others use as many pages as it has ahead, three windows
+//! at least, it counts as over: a reader that goes back to the start of a loop may find all of it
+//! cached. What is ahead of it is evicted then, where memory is short ([`Plan::vain`]).
 //!
-//! The cache has a credit, too ([`Credit`]), which all handles earn and use, and a run begins
-//! windows only if both allow it. Of the cache's, a run takes in advance what is ahead of it beyond
-//! what it has earned: so scans under way leave it to those that begin, and files that are read in
-//! part and stay open give nothing back.
+//! All handles of the cache also have a [`Credit`] together, and a run begins windows only if both
+//! allow it. Of the cache's, a run takes in advance what is ahead of it beyond what it has earned:
+//! so scans under way leave it to those that begin.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -50,21 +44,20 @@ const WINDOWS_AHEAD: u64 = 2;
 /// Credit for one page. A page that is wanted earns 1.
 const PER_PAGE: i64 = 4;
 
-/// The credit of the first windows of a run, and what a file begins with.
+/// The credit of the first windows, and what a file begins with.
 const CREDIT_FIRST: i64 =
     ((WINDOW_MIN_BYTES / PAGE_BYTES) as u64 * (WINDOWS_AHEAD + 1)).cast_signed() * PER_PAGE;
 
-/// More is not kept: who has read in order for long may read at random from now on.
+/// Who has read in order for long may read at random from now on.
 const CREDIT_MAX: i64 = 2 * CREDIT_FIRST;
 
-/// Without credit, a run reads ahead at most this part of the pages that it has used. No more than
-/// they earn.
+/// Without credit, a run reads ahead this part of the pages that it has used: what they earn.
 const VAIN_SHARE: u64 = PER_PAGE.cast_unsigned();
 
 /// A run ends where more than this part of what it has read ahead is not used.
 const UNUSED_SHARE: u64 = 4;
 
-/// The window's limit, once it was made smaller, grows by this part of it with each window.
+/// Once it was made smaller, by this part of it with each window.
 const LIMIT_GROWS: u32 = 16;
 
 /// So many pages show what the use of a run is.
@@ -73,29 +66,25 @@ const PROVED_PAGES: u32 = 64;
 /// So many pages are looked at together, until one is absent.
 const CLOSE_PAGES: u64 = 128;
 
-/// How many runs a handle may have at a time.
 const RUNS: usize = 4;
 
 /// A run that had windows stays at least for so many pages of others longer.
 const SCAN_STAYS: i64 = 64;
 
-/// What to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The reader waits for the pages before this one.
+    /// The reader waits for these.
     pub(crate) now_end: u64,
-    /// The pages from there to this one are read ahead.
+    /// From `now_end` on.
     pub(crate) ahead_end: u64,
-    /// The size of a piece, in pages.
     pub(crate) window_pages: u32,
-    /// Whether each piece gets a mark, at which more is read ahead.
+    /// Whether each piece gets a mark.
     pub(crate) mark: bool,
     /// Pages that were read ahead of a run that is over: from the first, so many.
     pub(crate) vain: (u64, u64),
 }
 
 impl Plan {
-    /// The pages before `end`, and no more.
     pub(crate) fn of(end: u64) -> Self {
         // Pages in between may be cached already; those after them are wanted all the same.
         let window_pages = Order::MAX.frames();
@@ -103,17 +92,15 @@ impl Plan {
     }
 }
 
-/// What became of pages that were read ahead; see [`Handle::unread`](crate::pages::handle::Handle).
+/// What became of pages that were read ahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Unread {
-    /// Cached, and nobody has used them.
     pub(crate) unused: u64,
-    /// Not cached: evicted, or there was no memory for them.
+    /// Evicted, or there was no memory for them.
     pub(crate) absent: u64,
 }
 
-/// The credit of all handles of a cache. One number that orders nothing: hence not from
-/// `crate::base::sync`.
+/// The credit of all handles of a cache: one number, which orders nothing.
 #[derive(Debug)]
 pub(crate) struct Credit(AtomicI64);
 
@@ -134,14 +121,11 @@ impl Credit {
     }
 }
 
-/// What [`Stream`] asks of a handle: the cache's credit, and what became of pages that were read
-/// ahead.
 type OfHandle<'a, F> = (&'a Credit, F);
 
-/// A handle's state; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Not in the handle, most of whose users look at its first cache lines alone.
+    /// Not in the handle: few use it.
     state: Mutex<Box<StreamState>>,
     window_max_pages: u32,
 }
@@ -149,8 +133,7 @@ pub(crate) struct Stream {
 #[derive(Debug)]
 struct StreamState {
     hint: Option<Hint>,
-    /// What may still be read in vain, in parts of a page: see [`PER_PAGE`]. What the runs have
-    /// read ahead is not in it.
+    /// See [`PER_PAGE`]. Without what the runs have read ahead.
     credit: i64,
     runs: [ReadRun; RUNS],
     /// The run that went on or began last.
@@ -163,15 +146,14 @@ const _: () = assert!(size_of::<StreamState>() == 152, "docs/design.md, Limits, 
 
 #[derive(Debug, Clone, Copy)]
 struct ReadRun {
-    /// Its pages before this one are known to be used.
+    /// Pages before this one are known to be used.
     seen: u64,
-    /// From `seen` to this page it was read ahead. A sequential reader's next miss.
+    /// From `seen` on it was read ahead. A sequential reader's next miss.
     next: u64,
-    /// How many of its pages are known to be used.
+    /// Known to be used.
     used_pages: u32,
     /// The last window, or 0.
     window_pages: u32,
-    /// No window is larger.
     limit_pages: u32,
     /// When it went on last.
     at: u32,
@@ -191,7 +173,7 @@ impl ReadRun {
         (self.next - self.seen).cast_signed() * PER_PAGE
     }
 
-    /// What it takes of the cache's credit until it is known to be used: beyond what it has earned.
+    /// What it takes of the cache's credit until it is known to be used.
     fn unproved(&self) -> i64 {
         (self.ahead() - i64::from(self.used_pages)).max(0)
     }
@@ -204,7 +186,7 @@ impl ReadRun {
         SCAN_STAYS.max((self.next - self.seen).cast_signed())
     }
 
-    /// What is ahead of it, as in [`Plan::vain`], if it had windows.
+    /// As in [`Plan::vain`], if it had windows.
     fn vain(&self) -> (u64, u64) {
         if self.window_pages == 0 { (0, 0) } else { (self.seen, self.next - self.seen) }
     }
@@ -230,13 +212,11 @@ impl Stream {
         }
     }
 
-    /// Sets the mode from now on.
     pub(crate) fn advise(&self, hint: Hint) {
         self.state.lock().hint = Some(hint);
     }
 
-    /// A miss at `page`, by a reader that wants `bytes` bytes from there on. `unread` looks at
-    /// pages that were read ahead.
+    /// A miss at `page`, by a reader that wants `bytes` bytes from there on.
     pub(crate) fn on_miss(
         &self,
         page: u64,
@@ -278,7 +258,6 @@ impl Stream {
             let ahead_end = (now_end + WINDOWS_AHEAD * u64::from(window)).min(file_end);
             Plan { ahead_end, window_pages: window, mark: true, ..Plan::of(now_end) }
         } else if goes_on {
-            // No more than a part of what was used.
             let ahead = state.may_be_vain(&run, all).min(3 * u64::from(run.limit_pages));
             Plan::of((wanted.end + ahead).min(file_end))
         } else {
@@ -292,7 +271,7 @@ impl Stream {
         Plan { vain, ..plan }
     }
 
-    /// A reader meets the mark of the folio that has these pages.
+    /// At the mark of the folio that has these pages.
     pub(crate) fn on_mark(
         &self,
         folio: Range<u64>,
@@ -307,7 +286,7 @@ impl Stream {
         let n = match state.hint {
             Some(Hint::Random) => return none,
             Some(Hint::Sequential) => found.unwrap_or(state.last),
-            // Otherwise another handle has set the mark.
+            // Another handle has set the mark.
             _ => match found {
                 Some(n) => n,
                 None => return none,
@@ -360,8 +339,7 @@ impl Stream {
         Plan { ahead_end, window_pages: window, mark: true, vain, ..none }
     }
 
-    /// The handle goes. What it has read in vain, the cache's credit pays for; as in [`Plan::vain`]
-    /// of each run.
+    /// The handle goes; as in [`Plan::vain`] of each run.
     pub(crate) fn end(
         &self,
         file_bytes: u64,
@@ -376,9 +354,9 @@ impl Stream {
         })
     }
 
-    /// A miss at `page`: whether the pages around it may be read with it, up to `end`, which is
-    /// where a sequential reader misses next. Not if the miss continues a run: [`Self::on_miss`]
-    /// says then what to read; nor if the program has said how it reads, or turned readahead off.
+    /// A miss at `page`: whether the pages around it may be read with it, up to `end`, where a
+    /// sequential reader misses next. Not if it continues a run, or the program has said how it
+    /// reads.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn on_fault(
         &self,
@@ -428,20 +406,18 @@ impl Stream {
         })
     }
 
-    /// Whether the program has said that it reads at random.
     #[cfg(feature = "map")]
     pub(crate) fn is_random(&self) -> bool {
         self.state.lock().hint == Some(Hint::Random)
     }
 
-    /// Whether it finds out by itself how the file is read: nothing was said of that.
+    /// Whether it finds out by itself how the file is read.
     #[cfg(feature = "map")]
     pub(crate) fn guesses(&self) -> bool {
         self.window_max_pages > 0 && self.state.lock().hint.is_none()
     }
 
-    /// Whether `page` was read ahead of a run of which little is known yet: then its first use is
-    /// to be seen.
+    /// Whether `page` was read ahead of a run of which little is known yet.
     #[cfg(feature = "map")]
     pub(crate) fn is_proving(&self, page: u64) -> bool {
         let state = self.state.lock();
@@ -450,8 +426,7 @@ impl Stream {
             && state.run_at(is_ahead).is_some_and(|n| state.runs[n].used_pages < PROVED_PAGES)
     }
 
-    /// The most pages of a read that the program asks for ahead: the largest window, or the first
-    /// one if readahead is off.
+    /// The most pages of a read that the program asks for ahead.
     pub(crate) fn window_pages(&self) -> u64 {
         match self.window_max_pages {
             0 => pages_of(WINDOW_MIN_BYTES),
@@ -465,19 +440,17 @@ impl StreamState {
         self.runs.iter().position(is_it)
     }
 
-    /// The run that gives way to a new one. Those that had windows stay for longer: a scan does not
-    /// end because of some misses elsewhere.
+    /// The run that gives way to a new one.
     fn oldest(&self) -> usize {
         (0..RUNS).max_by_key(|&n| self.stands_still(&self.runs[n])).unwrap_or(0)
     }
 
-    /// How much longer than it may a run has not gone on.
     fn stands_still(&self, run: &ReadRun) -> i64 {
-        // Wraps around after 2^32 pages: then the wrong one gives way, once.
+        // Wraps around after 2^32 pages: the wrong one gives way, once.
         i64::from(self.now.wrapping_sub(run.at)) - run.stays()
     }
 
-    /// Ends a run that is over: what is ahead of it, as in [`Plan::vain`].
+    /// As in [`Plan::vain`].
     fn ends_one(
         &mut self,
         file_end: u64,
@@ -495,8 +468,7 @@ impl StreamState {
         run.vain()
     }
 
-    /// Run `n`, or the one that gives way, to be changed. Its credit is there again, until it is
-    /// put back.
+    /// Run `n`, or the one that gives way. Its credit is there again, until it is put back.
     fn take(&mut self, n: Option<usize>, all: &Credit) -> (usize, ReadRun) {
         let n = match (n, self.hint) {
             (Some(n), _) => n,
@@ -520,8 +492,8 @@ impl StreamState {
         self.last = n;
     }
 
-    /// The run has come to `page`, and `unused` of the pages that were read ahead before it were
-    /// not used. True if those are few enough for the window to stay.
+    /// `unused` of the pages that were read ahead before `page` were not used. True if those are
+    /// few enough for the window to stay.
     fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64, all: &Credit) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
@@ -539,7 +511,6 @@ impl StreamState {
         all.add(pages.cast_signed());
     }
 
-    /// For pages that were read in vain.
     fn pays(&mut self, pages: u64, all: &Credit) {
         let credit = pages.cast_signed() * PER_PAGE;
         self.credit -= credit;
@@ -549,8 +520,7 @@ impl StreamState {
         }
     }
 
-    /// The run ends. What was read ahead of it and not used was read in vain. At the end of the
-    /// file no mark says that pages were used, so some of them may have been used and be gone.
+    /// The run ends. At the end of the file no mark says that pages were used: some may be gone.
     fn breaks_off(
         &mut self,
         run: &ReadRun,
@@ -564,7 +534,7 @@ impl StreamState {
         }
     }
 
-    /// How many pages may be read in vain, should the run end here.
+    /// Should the run end here.
     fn may_be_vain(&self, run: &ReadRun, all: &Credit) -> u64 {
         if self.hint == Some(Hint::Sequential) || self.credit >= CREDIT_FIRST && all.is_enough() {
             u64::MAX
@@ -573,13 +543,12 @@ impl StreamState {
         }
     }
 
-    /// The next window: twice the last one if the limits allow it. 0: not even the first one.
+    /// Twice the last one if the limits allow it. 0: not even the first one.
     fn next_window(&self, run: &ReadRun, all: &Credit) -> u32 {
         let least = ((WINDOW_MIN_BYTES / PAGE_BYTES) as u32).min(run.limit_pages);
         let vain = self.may_be_vain(run, all) / (WINDOWS_AHEAD + 1);
         let most = vain.min(run.limit_pages.into()) as u32;
         let doubled = (run.window_pages * 2).max(least);
-        // It may end after it has used little more.
         let used = if self.hint.is_none() { run.used_pages.max(least) } else { u32::MAX };
         let window = doubled.min(1 << used.max(1).ilog2()).max(least);
         if window <= most {
@@ -600,7 +569,6 @@ impl ReadRun {
     }
 }
 
-/// The pages that `bytes` bytes from the start of a page on take.
 fn pages_of(bytes: usize) -> u64 {
     bytes.div_ceil(PAGE_BYTES) as u64
 }

@@ -1,11 +1,10 @@
-//! Heap memory at a chosen alignment, for bounce buffers and probes.
+//! Heap memory at a chosen alignment.
 
 use std::ops::{Deref, DerefMut};
 
 #[cfg(all(feature = "map", not(loom)))]
 use crate::base::heap::zeroed;
 
-/// Zeroed bytes whose address is a multiple of an alignment.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer {
     storage: Box<[u8]>,
@@ -14,12 +13,10 @@ pub(crate) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// Allocates `bytes` zeroed bytes at a multiple of `alignment`, a power of two.
     pub(crate) fn zeroed(bytes: usize, alignment: usize) -> Self {
         Self::at_multiple(vec![0; bytes + alignment - 1].into(), bytes, alignment)
     }
 
-    /// [`zeroed`](Self::zeroed), or `None` if the allocator has no memory for them.
     #[cfg(all(feature = "map", not(loom)))]
     pub(crate) fn try_zeroed(bytes: usize, alignment: usize) -> Option<Self> {
         let storage = zeroed(bytes + alignment - 1)?;

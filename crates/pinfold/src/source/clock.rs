@@ -1,5 +1,4 @@
-//! The clock: one thread for each cache, started by its first deadline, that asks requests to stop
-//! when their deadline has passed.
+//! One thread for each cache, started by its first deadline, that asks requests to stop.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -12,7 +11,7 @@ use crate::base::threads::start;
 use super::pool::join_unless_self;
 use super::request::{Control, Request};
 
-/// The list grows to this length before entries of ended requests are removed.
+/// The list grows to this length before it is swept.
 const SWEEP_MIN: usize = 64;
 
 #[derive(Debug, Default)]
@@ -44,8 +43,7 @@ impl ClockState {
 }
 
 impl Clock {
-    /// Watches the deadlines of the requests that have one. If the thread cannot be started, only
-    /// carriers that check the time themselves notice a deadline.
+    /// If the thread cannot be started, only carriers that check the time notice a deadline.
     pub(super) fn watch<'r>(&self, requests: impl Iterator<Item = &'r Request>) {
         let mut watched = requests.filter_map(Request::watched).peekable();
         if watched.peek().is_none() {
@@ -75,7 +73,6 @@ impl Clock {
         }
     }
 
-    /// Ends the thread. No request is asked to stop after that.
     pub(super) fn close(&self) {
         self.shared.state.lock().closing = true;
         self.shared.changed.notify_one();

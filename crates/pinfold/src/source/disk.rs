@@ -1,21 +1,14 @@
 //! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct
 //! I/O is refused.
 //!
-//! # Direct
-//! A read that a caller waits for is a plain `preadv`, which a ring would not make faster
-//! (docs/log.md has the figures); reads ahead go through the cache's ring (`ring/`), or the worker
-//! threads where there is none, or the file's system is a program (FUSE). Many reads that one
-//! caller waits for go by a ring of its thread's own (`own_ring.rs`).
+//! A direct read that a caller waits for is a plain `preadv`; reads ahead go through the cache's
+//! ring (`ring/`), or the worker threads where there is none, or the file's system is a program
+//! (FUSE). Many reads that one caller waits for go by a ring of its thread's own (`own_ring.rs`). A
+//! write must be whole blocks, so writing the last page makes the file longer; the writer calls
+//! `set_len` afterwards.
 //!
-//! The end of a file that is not a whole number of blocks: a read of the whole last page returns
-//! the bytes there are. A write must be whole blocks, so writing the last page makes the file
-//! longer; the writer calls `set_len` afterwards.
-//!
-//! # Buffered
-//! The bytes are then cached twice. The kernel is told not to read ahead, as this cache does. What
-//! is not done: dropping each range from the kernel's cache after it was read. Other programs may
-//! want it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
-//! wants it says [`Hint::DontNeed`], which is passed on.
+//! What is buffered is cached twice. The kernel is told not to read ahead, as this cache does. A
+//! program that does not want its pages there says [`Hint::DontNeed`], which is passed on.
 
 use std::borrow::Cow;
 use std::io;
@@ -29,21 +22,17 @@ use super::ring::Ring;
 use super::shared::shared_bytes;
 use super::{Extent, Hint, Request, Source, Start};
 
-/// The kind of a file that is read through the kernel's page cache.
 pub(super) const BUFFERED: &str = "buffered";
 
-/// An open file or block device.
 #[derive(Debug)]
 pub(super) struct Disk {
     file: Arc<Descriptor>,
     way: Way,
 }
 
-/// What lies between the file and the device.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// Nothing. Reads ahead go through the ring if there is one and the kernel lets it; else the
-    /// reason is kept.
+    /// Reads ahead go through the ring, if there is one; else the reason is kept.
     Direct(Result<Arc<Ring>, String>),
     Buffered,
 }
@@ -54,7 +43,7 @@ impl Disk {
         Self { file, way }
     }
 
-    /// Bytes that one has on the heap, itself included.
+    /// Itself included.
     pub(super) fn heap_bytes() -> usize {
         shared_bytes(size_of::<Self>()) + shared_bytes(size_of::<Descriptor>())
     }
@@ -93,7 +82,7 @@ impl Source for Disk {
         match (&self.way, hint) {
             (_, Hint::DontNeed) => self.file.forget(range),
             (Way::Buffered, Hint::WillNeed) => self.file.advise(range, Advice::WillNeed)?,
-            // This cache reads ahead by itself; twice would only fill the kernel's cache.
+            // This cache reads ahead by itself.
             (Way::Direct(_), _) | (_, Hint::Sequential | Hint::Random) => {}
         }
         Ok(())

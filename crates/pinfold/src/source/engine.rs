@@ -1,5 +1,4 @@
-//! The engine carries out a cache's requests: one ring, a few worker threads and a clock, shared by
-//! all sources of the cache. Here they are made, and ended.
+//! The engine carries out a cache's requests: one ring, a few worker threads and a clock.
 
 use std::io;
 use std::sync::Arc;
@@ -14,11 +13,11 @@ use super::under_way::{Call, Reads, UnderWay};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
-    /// Reads in the ring at a time; 0 for no ring at all.
+    /// Reads in the ring at a time; 0 for no ring.
     pub(crate) ring_depth: usize,
     /// Reads in the ring at which it takes no more for which nobody waits.
     pub(crate) ring_ahead: usize,
-    /// Worker threads at most. They read for sources without a queue of their own.
+    /// Threads that read for sources without a queue of their own.
     pub(crate) workers_max: usize,
     /// Reads of one file that the workers may have at a time, running or queued.
     pub(crate) lane_max: usize,
@@ -26,13 +25,12 @@ pub(crate) struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        // One file alone has half of the ring. Devices gain up to 256 reads and more.
+        // Devices gain up to 256 reads and more, half of the ring.
         Self { ring_depth: 512, ring_ahead: 128, workers_max: 16, lane_max: 128 }
     }
 }
 
-/// A cache's ring and workers. Dropping it waits for every read in flight; there are none, as each
-/// read keeps the cache.
+/// Dropping it waits for every read in flight; there are none, as each read keeps the cache.
 #[derive(Debug)]
 pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
@@ -42,14 +40,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Never fails: without a ring the workers carry out its requests, and `Source::kind` says why.
+    /// Without a ring the workers carry out its requests, and `Source::kind` says why.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn new(options: EngineOptions) -> Self {
         Self::with_hook(options, || {})
     }
 
-    /// `worker_is_free` is called, without a lock, when a worker has become free after a request that
-    /// somebody waits for found none.
+    /// `worker_is_free` is called, without a lock, when a worker has become free after a request
+    /// that somebody waits for found none.
     pub(crate) fn with_hook(
         options: EngineOptions,
         worker_is_free: impl Fn() + Send + Sync + 'static,
@@ -70,12 +68,11 @@ impl Engine {
         &self.clock
     }
 
-    /// What the requests and calls of this cache's sources are at.
     pub(crate) fn reads(&self) -> Reads {
         self.under_way.reads()
     }
 
-    /// The calling thread calls a source that is no file's, until what this returns is dropped.
+    /// The calling thread calls a source, until what this returns is dropped.
     pub(crate) fn begin_call(&self) -> Call {
         Call::begin(&self.under_way)
     }
@@ -93,7 +90,6 @@ impl Engine {
         self.ring.clone()
     }
 
-    /// The most requests of one source that are carried out at a time.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn at_once(&self, lane: &Lane) -> usize {
         match &self.ring {
@@ -102,11 +98,9 @@ impl Engine {
         }
     }
 
-    /// Starts requests of `batch` in order, as many as it can; the rest stays in it. A request
-    /// queued for the workers waits for other requests of `lane` only.
-    ///
-    /// # Errors
-    /// Somebody waits for one that needs a worker, and the system starts none.
+    /// Starts requests of `batch` in order, as many as it can. One that is queued for the workers
+    /// waits for other requests of `lane` only. Error: somebody waits for one that needs a worker,
+    /// and the system starts none.
     pub(super) fn start(
         &self,
         lane: &Lane,
@@ -130,12 +124,12 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // An explicit call: sources may hold the ring for longer.
+        // Sources may hold the ring for longer.
         if let Ok(ring) = &self.ring {
             ring.close();
         }
         self.pool.close();
-        // Last: the requests that the others wait for may end by their deadlines alone.
+        // Last: what the others wait for may end by deadlines alone.
         self.clock.close();
     }
 }

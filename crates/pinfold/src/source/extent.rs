@@ -1,18 +1,16 @@
 //! An extent: a run of memory that a source reads into or writes from, while other threads may read
 //! it.
 //!
-//! The cache's frames are read optimistically: a reader may read a frame while it is being filled,
-//! and then finds by the version that the bytes are not valid. So no `&mut [u8]` of a frame may
-//! ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic stores and
-//! loads here, or by the kernel. The kernel's stores are outside of the language's model; they
-//! follow the system call, and so the lock through which its caller came to the frame, on every
-//! machine that Pinfold runs on (x86-64 and `AArch64` order a store after an acquire load).
+//! A reader may read a frame while it is being filled, and then finds by the version that the bytes
+//! are not valid. So no `&mut [u8]` of a frame may ever exist. Bytes move by relaxed atomic stores
+//! and loads here, or by the kernel. The kernel's stores are outside of the language's model; they
+//! follow the system call, and so the lock through which its caller came to the frame, on x86-64
+//! and `AArch64`, which order a store after an acquire load.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-// Not from `crate::base::sync`: these view plain memory in place, which a model checker's atomics
-// cannot do. No protocol depends on their order; the frame's version word provides it.
+// Not from `crate::base::sync`: these view plain memory in place. The frame's version orders them.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::base::mutant::Mutant;
@@ -21,7 +19,7 @@ use crate::base::sync::fence_before_racing_stores;
 const WORD_BYTES: usize = size_of::<u64>();
 
 /// A run of readable and writable memory, valid for `'a`, that other threads may read at the same
-/// time. Two words, freely copied; no reference to the bytes exists.
+/// time. No reference to the bytes exists.
 #[derive(Clone, Copy)]
 pub struct Extent<'a> {
     address: NonNull<u8>,
@@ -29,7 +27,7 @@ pub struct Extent<'a> {
     memory: PhantomData<&'a [AtomicU8]>,
 }
 
-// SAFETY: an extent is a shared view of atomic bytes, `&[AtomicU8]` in all but the kernel's part.
+// SAFETY: a shared view of atomic bytes, `&[AtomicU8]` in all but the kernel's part.
 unsafe impl Send for Extent<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Extent<'_> {}
@@ -41,8 +39,6 @@ impl fmt::Debug for Extent<'_> {
 }
 
 impl<'a> Extent<'a> {
-    /// An extent of `bytes` bytes at `address`.
-    ///
     /// # Safety
     /// For all of `'a`, the memory stays mapped and initialised, no Rust reference to any of it
     /// other than to atomics exists, and all other accesses to it are atomic ones of aligned words,
@@ -55,15 +51,14 @@ impl<'a> Extent<'a> {
     /// An extent over memory that only the caller uses.
     pub fn of(memory: &'a mut [u8]) -> Self {
         let bytes = memory.len();
-        // SAFETY: the exclusive borrow lasts for 'a, so no other reference exists; the pointer is
-        // taken from it and the reference itself is given up here.
+        // SAFETY: the exclusive borrow lasts for 'a; the reference itself is given up here.
         unsafe { Self::new(NonNull::from(memory).cast(), bytes) }
     }
 
     /// An extent over memory that is only written **from**: nothing may store through it.
     pub(super) fn to_write(memory: &'a [u8]) -> Self {
-        // SAFETY: the shared borrow keeps the bytes valid and unchanged for 'a. Only `write`
-        // paths get this extent (it does not leave `source/`), and those never store.
+        // SAFETY: the shared borrow keeps the bytes valid and unchanged for 'a. Only `write` paths
+        // get this extent (it does not leave `source/`), and those never store.
         unsafe { Self::new(NonNull::from(memory).cast(), memory.len()) }
     }
 
@@ -91,7 +86,6 @@ impl<'a> Extent<'a> {
     /// # Panics
     /// If it does not fit.
     pub fn store(&self, at: usize, from: &[u8]) {
-        // The thread that stores need not be the one that allocated the frame.
         fence_before_racing_stores(Mutant::StoreUnfenced);
         let to = self.at(at, from.len());
         let head = to.align_offset(WORD_BYTES).min(from.len());
@@ -121,8 +115,7 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
         load_bytes(from, head);
         for (n, word) in words.iter_mut().enumerate() {
-            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`; the head
-            // ends at a boundary.
+            // SAFETY: as in `store`.
             let place = unsafe { word_at(from, head.len() + n * WORD_BYTES) };
             // Relaxed: pairs with no store; the bytes do not change while they are written back.
             *word = place.load(Ordering::Relaxed).to_ne_bytes();
@@ -132,10 +125,7 @@ impl<'a> Extent<'a> {
         load_bytes(end, tail);
     }
 
-    /// Sets `bytes` bytes from `at` on to zero.
-    ///
-    /// # Panics
-    /// If they do not lie inside.
+    /// Panics if they do not lie inside.
     pub(crate) fn zero(&self, at: usize, bytes: usize) {
         const ZEROS: [u8; 4096] = [0; 4096];
         let part = self.part(at, bytes);
@@ -192,7 +182,7 @@ pub(super) fn total_bytes(extents: &[Extent<'_>]) -> usize {
     extents.iter().map(Extent::bytes).sum()
 }
 
-/// The parts of `extents` that hold bytes `from..until`, counted over all of them, in order.
+/// The parts that hold bytes `from..until`, counted over all of `extents`, in order.
 pub(super) fn parts<'e>(
     extents: &'e [Extent<'e>],
     from: usize,
@@ -209,7 +199,7 @@ pub(super) fn parts<'e>(
     })
 }
 
-/// Stores `from` at byte `at` on, counted over all extents.
+/// To byte `at` on, counted over all extents.
 pub(super) fn scatter(extents: &[Extent<'_>], at: usize, from: &[u8]) {
     let mut rest = from;
     for part in parts(extents, at, at + from.len()) {
@@ -220,7 +210,6 @@ pub(super) fn scatter(extents: &[Extent<'_>], at: usize, from: &[u8]) {
     assert!(rest.is_empty());
 }
 
-/// Loads all of `to` from byte `at` on, counted over all extents.
 pub(super) fn gather(extents: &[Extent<'_>], at: usize, to: &mut [u8]) {
     let bytes = to.len();
     let mut rest = to;
@@ -232,7 +221,6 @@ pub(super) fn gather(extents: &[Extent<'_>], at: usize, to: &mut [u8]) {
     assert!(rest.is_empty());
 }
 
-/// Sets everything from byte `at` on to zero, counted over all extents.
 pub(super) fn zero_from(extents: &[Extent<'_>], at: usize) {
     for part in parts(extents, at, total_bytes(extents)) {
         part.zero(0, part.bytes());

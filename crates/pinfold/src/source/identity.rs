@@ -1,4 +1,4 @@
-//! The identity of a source: the key under which a file's pages are found again, and its version.
+//! The identity of a source: a file's key, and its version.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,12 +13,12 @@ pub struct SourceIdentity {
     pub version: String,
 }
 
-/// The identity of a file, by whatever path it was opened.
+/// By whatever path it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
-    /// The device that holds the file; for a block device, the device itself.
+    /// For a block device, the device itself.
     pub(crate) device: u64,
-    /// The file's inode number there; for a block device, 0.
+    /// For a block device, 0.
     pub(crate) inode: u64,
 }
 
@@ -30,18 +30,17 @@ pub(crate) enum FileKey {
     Object(String),
 }
 
-/// The key with the version, as of the time at which it was opened.
+/// As of the time at which it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct FileIdentity {
     pub(crate) key: FileKey,
-    /// Of an object.
     pub(crate) version: Option<String>,
     /// Of a file; a block device has none.
     pub(crate) contents: Option<Contents>,
 }
 
 impl FileIdentity {
-    /// A number that stands for what it names, whatever a file's contents are.
+    /// Stands for what it names, whatever a file's contents are.
     pub(crate) fn number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.key, &self.version).hash(&mut hasher);

@@ -10,9 +10,8 @@ use super::{AlignedBuffer, Backing, Extent};
 use crate::base::sync::locks::Mutex;
 use crate::base::wait;
 
-/// What the request and the future share.
 struct LaterShared {
-    /// Locked when the read is begun, and when it has ended. Meanwhile the request has its memory.
+    /// Meanwhile the request has its memory.
     buffer: Mutex<Option<AlignedBuffer>>,
     end: Mutex<ReadEnd>,
 }
@@ -23,12 +22,9 @@ struct ReadEnd {
     waker: Option<Waker>,
 }
 
-/// Reads the first `bytes` bytes of `buffer` from `offset` on. The buffer comes back with how many
-/// were read. A future that is dropped lets the read go on, which keeps the buffer.
-///
-/// # Errors
-/// The source's; and what [`is_refusal`](super::is_refusal) knows, if all who read for sources are
-/// busy: nothing was read, and it can be tried again.
+/// Reads the first `bytes` bytes of `buffer` from `offset` on, and gives it back with how many were
+/// read. A future that is dropped lets the read go on, which keeps the buffer. Error: the source's,
+/// or what [`is_refusal`](super::is_refusal) knows if all who read are busy: it can be tried again.
 pub(crate) async fn read_later(
     backing: &Backing,
     offset: u64,
@@ -40,8 +36,8 @@ pub(crate) async fn read_later(
     let shared = Arc::new(shared);
     let memory =
         shared.buffer.lock().as_deref_mut().map(|buffer| NonNull::from(&mut buffer[..bytes]));
-    // SAFETY: the completion below keeps the buffer where it is; nobody looks into it, or moves it,
-    // before that was called.
+    // SAFETY: the completion keeps the buffer where it is; nobody looks into it before that was
+    // called.
     let extent = unsafe { Extent::new(memory.expect("it was put there").cast(), bytes) };
     let ended = shared.clone();
     let completion = move |result| {

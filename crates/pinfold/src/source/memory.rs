@@ -36,7 +36,7 @@ impl Memory {
         self.bytes.read().clone()
     }
 
-    /// Extends the vector for `bytes` at `offset`; returns their range in it.
+    /// Extends the vector for `bytes` at `offset`; returns where they begin.
     fn grow(held: &mut Vec<u8>, offset: u64, bytes: usize) -> io::Result<usize> {
         let begin = usize::try_from(offset).map_err(|_| super::beyond_offsets())?;
         let end = begin.checked_add(bytes).ok_or_else(super::beyond_offsets)?;

@@ -1,11 +1,10 @@
-//! Counts of the calls to one source and of the time they took. They are independent: a snapshot
-//! taken during calls may be one call apart between two of them. Cost: two clock reads and four
-//! additions on one line, beside a call of microseconds.
+//! Counts of the calls to one source and of the time they took, independent of each other. Cost:
+//! two clock reads and four additions on one line.
 
 use std::io;
 use std::time::Duration;
 
-// Not from `crate::base::sync`: no protocol depends on a counter, see `counters.rs`.
+// Not from `crate::base::sync`: no protocol depends on a counter.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const LATENCY_BUCKETS: usize = 40;
@@ -31,7 +30,7 @@ pub(super) struct Meter {
 /// What was counted for one kind of call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneStats {
-    /// Calls that have ended, in success or error.
+    /// Calls that have ended.
     pub calls: u64,
     /// Bytes moved by those that succeeded.
     pub bytes: u64,
@@ -39,28 +38,27 @@ pub struct LaneStats {
     pub errors: u64,
     /// Calls that moved fewer bytes than asked: reads at the end of the source.
     pub short: u64,
-    /// Time of all calls together; calls at the same time each count.
+    /// Time of all calls together.
     pub total_ns: u64,
     /// Time of the longest call.
     pub max_ns: u64,
-    /// Number of calls by duration: bucket 0 counts 0 ns, bucket `n` counts 2^(n-1) ns to below 2^n
-    /// ns, the last everything from 2^38 ns (275 s) on.
+    /// Calls by duration: bucket 0 counts 0 ns, bucket `n` from 2^(n-1) to below 2^n ns, the last
+    /// everything from 2^38 ns (275 s) on.
     pub latency: [u64; 40],
 }
 
-/// What was counted for one file since it was first opened, over all its sources.
+/// What was counted for one file since it was first opened. Times of requests are from submission
+/// to completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStats {
-    /// The kind of source: [`Source::kind`](super::Source::kind). `"none: the file is closed"` for
-    /// pages that are cached while no handle, and so no source, of their file is left.
+    /// [`Source::kind`](super::Source::kind); `"none: the file is closed"` for pages that are
+    /// cached while no handle of their file is left.
     pub kind: String,
-    /// Reads that a thread or a future waited for. The time of a request is from its submission to
-    /// its completion.
+    /// Reads that a thread or a future waited for.
     pub read: LaneStats,
-    /// Reads ahead and prefetches: nobody waited when they were submitted. Their time is from
-    /// submission to completion.
+    /// Reads ahead and prefetches: nobody waited when they were submitted.
     pub read_ahead: LaneStats,
-    /// Writes; their time is from submission to completion.
+    /// Writes.
     pub write: LaneStats,
 }
 
@@ -80,7 +78,6 @@ impl Default for CallCounters {
 
 // Relaxed throughout: counters that order nothing and pair with nothing.
 impl CallCounters {
-    /// Counts a call that took `time`, was asked for `asked` bytes and returned `result`.
     pub(super) fn count(&self, time: Duration, asked: usize, result: &io::Result<usize>) {
         let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -1,24 +1,19 @@
 //! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own. The
 //! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (up
-//! to three more where the device is idle) submits all reads of a batch, 64 at most, and waits for
-//! them.
+//! to three more where the device is idle) submits all reads, 64 at most, and waits for them.
 //!
-//! # Early submissions
-//! The kernel notifies a device when a call has submitted all of its reads. A device with little to
-//! do would rather begin with the first of them: so the first read is submitted before the others
-//! are prepared, and then two at a time, up to [`EARLY`]. docs/log.md has the figures.
+//! *Early submissions.* The kernel notifies a device when a call has submitted all of its reads. A
+//! device with little to do would rather begin with the first of them: so that one is submitted
+//! before the others are prepared, and then two at a time, up to [`EARLY`].
 //!
-//! # A thread's ring
-//! It is made for the thread's first such batch, serves files of all caches, and ends with the
-//! thread. It takes two descriptors, and some 10 KiB for arrays of iovecs. Where it cannot be made,
-//! or fails, the caller does without, and it is not tried again in this thread. A forked child does
-//! not see the queues, and makes a ring of its own.
+//! *A thread's ring* is made for the thread's first such batch, serves files of all caches, and
+//! ends with the thread. Where it cannot be made, or fails, the caller does without from then on. A
+//! forked child does not see the queues, and makes a ring of its own.
 //!
-//! # Who owns the memory
-//! The caller, who gives it for the time of the call: the call returns when the kernel is done with
-//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
-//! the ring is closed, and waited for until the kernel has released it, as in `ring/driver.rs`.
-//! What has no result by then is read by `preadv`.
+//! *The memory* is the caller's: the call returns when the kernel is done with all reads, and does
+//! not unwind before. If the kernel refuses to be entered any more (seccomp), the ring is closed,
+//! and waited for until the kernel has released it, as in `ring/driver.rs`. What has no result by
+//! then is read by `preadv`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
@@ -37,13 +32,10 @@ use crate::base::mutant::{self, Mutant};
 
 pub(super) const READS_MAX: usize = 64;
 
-/// After how many reads there is an early submission.
 const EARLY: [usize; 3] = [1, 3, 5];
 
-/// The offset of a read, and the memory that it fills.
 pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
 
-/// The ring of one thread.
 enum Own {
     NotYet,
     Has(Box<OfThread>),
@@ -51,7 +43,7 @@ enum Own {
     Without,
 }
 
-/// A ring, the pipe that ends when the kernel has released it, and what reads in flight need.
+/// With the pipe that ends when the kernel has released the ring, and what reads in flight need.
 struct OfThread {
     kernel: ManuallyDrop<(IoUring, PipeReader)>,
     slots: IovecSlots,
@@ -79,7 +71,6 @@ std::thread_local! {
     static OWN: RefCell<Own> = const { RefCell::new(Own::NotYet) };
 }
 
-/// An array of iovecs for each read in flight, which stays where it is.
 pub(super) struct IovecSlots {
     iovecs: Box<[Iovecs]>,
     free: Vec<usize>,
@@ -94,14 +85,12 @@ impl Default for IovecSlots {
 
 pub(super) struct BatchFlight<'a> {
     reading: Reading<'a>,
-    /// Where its iovecs are, while it is in flight.
     slot: usize,
     progress: TransferProgress,
     pub(super) result: Option<io::Result<usize>>,
 }
 
-/// What carries reads out: the kernel by a ring, or a test's device. It has room for
-/// [`READS_MAX`] of them.
+/// The kernel by a ring, or a test's device, with room for [`READS_MAX`] reads.
 pub(super) trait Carrier {
     /// Takes the read number `n`, from `at` of `file` on, by its descriptor `fd`.
     ///
@@ -111,11 +100,8 @@ pub(super) trait Carrier {
     unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs);
 
     /// Submits what was pushed, waits for so many completions, and returns the number and the
-    /// result of each that has come: fewer or more, perhaps none. Each read that was pushed
-    /// completes once, in any order.
-    ///
-    /// # Errors
-    /// It takes no more calls; it may still have some of the reads.
+    /// result of each that has come, in any order: fewer or more, perhaps none. Error: it takes no
+    /// more calls; it may still have some of the reads.
     fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>>;
 }
 
@@ -129,12 +115,10 @@ impl Carrier for IoUring {
 
     fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
         uring::enter(self, completions)?;
-        // Bounded by the reads in flight.
         Ok(self.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect())
     }
 }
 
-/// The calling thread's ring, taken for one batch of reads of `file`.
 pub(super) struct Taken {
     own: Box<OfThread>,
     file: Arc<Descriptor>,
@@ -153,9 +137,9 @@ pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
 }
 
 impl Taken {
-    /// Carries out all reads, those of `first` and those that `others` returns: each with its
-    /// number of bytes or its error. `early`: with early submissions, so `others` is called when
-    /// the first read is under way. If `others` panics, the process is aborted.
+    /// Each of `first` and `others` with its number of bytes or its error. `early`: with early
+    /// submissions, so `others` is called when the first read is under way. If that panics, the
+    /// process is aborted.
     pub(super) fn read_all<'a>(
         self,
         first: Option<Reading<'a>>,
@@ -192,13 +176,12 @@ pub(super) struct BatchReads<'c, 'a, C> {
 }
 
 impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
-    /// None so far. All `slots` are free.
+    /// All `slots` are free.
     pub(super) fn of(carrier: &'c mut C, slots: &'c mut IovecSlots, file: &'c Descriptor) -> Self {
         BatchReads { carrier, slots, file, flights: Vec::new(), launched: 0, in_flight: 0 }
     }
 
-    /// See [`Taken::read_all`]. Returns all reads. If the carrier takes no more calls, some of them
-    /// have no result, and it may still have some of these.
+    /// If the carrier takes no more calls, some reads have no result, and it may still have them.
     pub(super) fn carry_out(
         mut self,
         first: Option<Reading<'a>>,
@@ -211,8 +194,6 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         (self.flights, ended)
     }
 
-    /// # Errors
-    /// As [`Carrier::enter`].
     fn carry_out_all(
         &mut self,
         first: Option<Reading<'a>>,
@@ -246,7 +227,6 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         Ok(())
     }
 
-    /// Launches the reads before that one, as far as there is room.
     fn launch_up_to(&mut self, end: usize) {
         while self.launched < end && self.in_flight < READS_MAX {
             let flight = &mut self.flights[self.launched];
@@ -269,13 +249,11 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         let fd = progress.descriptor(self.file, Direction::Read, end);
         let iovecs = &mut self.slots.iovecs[*slot];
         iovecs.fill(extents, progress.done);
-        // SAFETY: the memory is this call's meanwhile, and the iovecs are in a box that is neither
-        // moved out of nor freed; both until the completion was seen or the kernel has released
-        // the ring.
+        // SAFETY: the memory is this call's, and the iovecs are in a box that is neither moved out
+        // of nor freed, until the completion was seen or the kernel has released the ring.
         unsafe { self.carrier.push(self.file, fd, n, *offset + progress.done as u64, iovecs) };
     }
 
-    /// Submits what is launched, waits for so many completions, and sees to all that have come.
     fn enter(&mut self, completions: usize) -> io::Result<()> {
         for (n, result) in self.carrier.enter(completions)? {
             let first = || self.flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
@@ -298,7 +276,6 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
     }
 }
 
-/// Closes the ring, and waits until the kernel is done with what it has.
 fn do_without(mut own: OfThread) {
     let guard = AbortOnUnwind;
     // SAFETY: it is not used again.

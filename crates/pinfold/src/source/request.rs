@@ -1,15 +1,12 @@
 //! A request: one transfer between a source and memory, and the completion that reports its end.
 //!
-//! # States
 //! `given` (to `Backing::submit`) -> `started` (taken by a ring, a worker or a source) ->
-//! `finished`. From `given` it may also go back to the caller, untouched. [`Request::finish`] or
-//! dropping the request ends `given` or `started`. Both consume the request and call its
-//! completion, so the completion is called exactly once.
+//! `finished`. From `given` it may also go back to the caller, untouched. [`Request::finish`] or a
+//! drop ends `given` or `started`. Both consume the request and call its completion, so that is
+//! called exactly once.
 //!
-//! # Who owns the memory
-//! The request owns its memory until its completion is called. So only the thread that carries it
-//! out can end it; a passed deadline only *asks* it to stop. When it is finished, nothing may move
-//! its bytes any more:
+//! The request owns its memory until then. So only the thread that carries it out can end it; a
+//! passed deadline only *asks* it to stop:
 //!
 //! | where the request is | what asking does |
 //! |---|---|
@@ -18,13 +15,12 @@
 //! | in a call of the source | the source sees it in [`Request::is_stopped`], and returns when it can |
 //! | in a source's own queue | the same, or [`Request::on_stop`] notifies the source |
 //!
-//! A device, or a source that does not check, finishes the request when it is done. A transfer that
-//! was complete by then is reported as such; anything else becomes [`timed_out`].
+//! A transfer that was complete by then is reported as such; anything else becomes [`timed_out`].
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-// Not from `crate::base::sync`: no protocol of the cache depends on it.
+// Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -41,20 +37,14 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// What is called at the end of a request. Implemented for closures.
 pub(crate) trait CompletionHandler: Send {
-    /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
-    /// clock's, a source's own, or the one that drops it. From inside the call that submitted it
-    /// only if it was asked to stop before. The memory is no longer in use.
+    /// Called exactly once per request, on the thread that ended it; from inside the call that
+    /// submitted it only if it was asked to stop before. The memory is no longer in use. For a
+    /// read, `Ok(n)` with `n` below the request's bytes means that the source ended there; the
+    /// memory beyond is zeroed. A write moves all bytes or is an error.
     ///
-    /// For a read, `Ok(n)` with `n` below the request's bytes means that the source ended there;
-    /// the memory beyond is zeroed. A write moves all bytes or is an error. After a failed read the
-    /// contents of the memory are unspecified; after a failed write, the contents of the range in
-    /// the source.
-    ///
-    /// It must be short and must not wait for another request: others complete on the same thread.
-    /// It may take locks that no thread holds while it submits, and may submit more requests. A
-    /// panic is caught, after the panic hook has printed it.
+    /// It must not wait for another request: others complete on the same thread. It may take locks
+    /// that no thread holds while it submits, and may submit more requests. A panic is caught.
     fn complete(self: Box<Self>, result: io::Result<usize>);
 }
 
@@ -75,18 +65,16 @@ pub struct Request {
     awaited: bool,
     metered: Option<Metered>,
     deadline: Option<Instant>,
-    /// Present if the request can be stopped.
     control: Option<Arc<Control>>,
 }
 
-/// What counts a request, from being submitted to its end.
 struct Metered {
     meter: Arc<Meter>,
     since: Instant,
     moves: Move,
 }
 
-/// The state that a request shares with the clock.
+/// What a request shares with the clock.
 pub(super) struct Control {
     stopped: AtomicBool,
     hooks: Mutex<Hooks>,
@@ -94,14 +82,13 @@ pub(super) struct Control {
 
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// The functions to call when the request is asked to stop. Each layer that it passes through may
-/// set one: sources, and then the workers or the ring.
+/// What to call when the request is asked to stop: of sources, and then the workers or the ring.
 enum Hooks {
     /// Nobody has asked yet. In the order in which they were set.
     Set(Vec<Callback>),
-    /// It was asked: they were taken to be called, and a later one is called at once.
+    /// They were taken to be called, and a later one is called at once.
     Asked,
-    /// The request has ended: none is called any more.
+    /// None is called any more.
     Ended,
 }
 
@@ -116,8 +103,7 @@ impl Control {
         Control { stopped: AtomicBool::new(false), hooks: Mutex::new(Hooks::Set(Vec::new())) }
     }
 
-    /// Asks the request to stop, as its deadline has passed. It may end on this thread, but the
-    /// memory stays in use until the completion is called.
+    /// Asks the request to stop. It may end on this thread.
     pub(super) fn time_out(&self) {
         // Release: pairs with the acquire in `is_stopped`.
         if self.stopped.swap(true, Ordering::Release) {
@@ -137,7 +123,7 @@ impl Control {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// As [`Request::on_stop`]. The caller must not hold a lock that `callback` takes.
+    /// The caller must not hold a lock that `callback` takes.
     fn on_stop(&self, callback: Callback) {
         let mut hooks = self.hooks.lock();
         match &mut *hooks {
@@ -154,7 +140,6 @@ impl Control {
         }
     }
 
-    /// The request has ended: nothing is called any more.
     fn end(&self) {
         let hooks = std::mem::replace(&mut *self.hooks.lock(), Hooks::Ended);
         if let Hooks::Set(set) = hooks {
@@ -166,12 +151,11 @@ impl Control {
     }
 }
 
-/// The calling thread has more to do than this request: the clock, a worker, the ring.
+/// The calling thread has more to do than this request.
 fn call(callback: Callback) {
     quietly("on_stop", callback);
 }
 
-/// The error that a stopped request ends with.
 pub(super) fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the source did not answer in time")
 }
@@ -195,9 +179,6 @@ impl Request {
     /// The memory of every extent keeps [`Extent::new`]'s contract until `completion` is called,
     /// and for ever if it never is (a source may leak a request). Only this and
     /// [`write`](Self::write) give memory for longer than a call.
-    ///
-    /// # Panics
-    /// If there are no bytes to move, or the range ends beyond the largest file offset.
     pub(crate) unsafe fn read(
         offset: u64,
         extents: Vec<Extent<'static>>,
@@ -206,13 +187,9 @@ impl Request {
         Self::new(Direction::Read, offset, extents, completion)
     }
 
-    /// A write to `offset` of all bytes of `extents`, which must not change until `completion` is
-    /// called.
+    /// A write to `offset` of all bytes of `extents`, which must not change until the end.
     ///
     /// # Safety
-    /// As [`read`](Self::read).
-    ///
-    /// # Panics
     /// As [`read`](Self::read).
     #[cfg_attr(
         not(all(test, not(loom))),
@@ -241,22 +218,19 @@ impl Request {
         Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
     }
 
-    /// Says that somebody waits for it: it goes before those that nobody waits for, and their limit
-    /// does not apply to it.
+    /// Somebody waits for it: it goes before those that nobody waits for, without their limit.
     #[must_use]
     pub(crate) fn awaited(mut self) -> Self {
         self.awaited = true;
         self
     }
 
-    /// Whether somebody waits for it. Otherwise it is read ahead or written back, and should not
-    /// keep others waiting.
+    /// Whether somebody waits for it. Otherwise it should not keep others waiting.
     pub fn is_awaited(&self) -> bool {
         self.awaited
     }
 
-    /// Sets a deadline, after which the request is asked to stop. If it has one already, the
-    /// earlier one counts.
+    /// If it has a deadline already, the earlier one counts.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_deadline(mut self, deadline: Instant) -> Self {
         self.end_by(deadline);
@@ -268,7 +242,6 @@ impl Request {
         self.control();
     }
 
-    /// What asks the request to stop, before it is submitted.
     pub(super) fn control(&mut self) -> Arc<Control> {
         self.control.get_or_insert_with(|| Arc::new(Control::new())).clone()
     }
@@ -277,7 +250,7 @@ impl Request {
         self.direction
     }
 
-    /// Whether its bytes go from memory to the source; otherwise it is a read.
+    /// Whether its bytes go from memory to the source.
     pub fn is_write(&self) -> bool {
         self.direction == Direction::Write
     }
@@ -298,25 +271,21 @@ impl Request {
     }
 
     /// Whether the request is to stop, as its deadline has passed. A thread that carries it out
-    /// asks this from time to time, and then stops moving bytes and finishes the request with any
-    /// error. Cost: a load.
+    /// asks this from time to time, and then finishes the request with any error. Cost: a load.
     pub fn is_stopped(&self) -> bool {
         self.control.as_ref().is_some_and(|control| control.is_stopped())
     }
 
-    /// # Errors
-    /// [`timed_out`], if the request is to stop.
+    /// Error: [`timed_out`], if the request is to stop.
     pub(super) fn check_stopped(&self) -> io::Result<()> {
         if self.is_stopped() { Err(timed_out()) } else { Ok(()) }
     }
 
     /// Calls `callback` once when the request is asked to stop: on the thread that asks (the
-    /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
-    /// called if the request ends first; if it ends at that moment, `callback` may run a little
-    /// after the end. A request can have any number of these, for instance one of each source that
-    /// it is passed through; they are called in the order in which they were set. `callback` must
-    /// be short, and must not finish the request itself. A panic in it is caught, after the panic
-    /// hook has printed it. The call does nothing for a request that has no deadline.
+    /// cache's clock, which serves all deadlines), or in this call if that was before. Not if the
+    /// request ends first; if it ends at that moment, `callback` may run a little later. A request
+    /// can have any number of these, which are called in order. `callback` must be short, and must
+    /// not finish the request itself. A panic in it is caught. Nothing happens without a deadline.
     pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(callback));
@@ -329,12 +298,11 @@ impl Request {
         self.end(result);
     }
 
-    /// Ends a request that was not taken; the completion gets an error that [`is_refusal`].
+    /// The completion gets an error that [`is_refusal`].
     pub(crate) fn refuse(mut self) {
         self.end(Err(io::Error::other(NotTaken)));
     }
 
-    /// The deadline, with the state through which the clock asks it to stop.
     pub(super) fn watched(&self) -> Option<(Instant, &Arc<Control>)> {
         Some((self.deadline?, self.control.as_ref()?))
     }
@@ -345,7 +313,7 @@ impl Request {
         self.metered = Some(Metered { meter: Arc::clone(meter), since, moves });
     }
 
-    /// The request goes back to the caller, as if it had never been submitted.
+    /// It goes back to the caller, as if it had never been submitted.
     pub(super) fn forget_clock(&mut self) {
         if let Some(metered) = self.metered.take() {
             metered.moves.refuse();
@@ -374,7 +342,6 @@ impl Request {
             };
             lane.count(since.elapsed(), self.bytes, &result);
         }
-        // This thread also carries other requests, so it goes on.
         quietly("a completion", || completion.complete(result));
     }
 }
@@ -408,8 +375,8 @@ pub(super) fn take_front(
     stoppable
 }
 
-/// From now on calls `tell` when one of these is asked to stop, or at once: so the requests are
-/// queued already, and the caller holds no lock.
+/// Calls `tell` when one of these is asked to stop, or at once: they are queued, and no lock is
+/// held.
 pub(super) fn on_stops<S: Send + Sync + 'static>(
     stoppable: Vec<Arc<Control>>,
     shared: &Arc<S>,
@@ -425,13 +392,11 @@ pub(super) fn on_stops<S: Send + Sync + 'static>(
 #[error("the request was not started")]
 struct NotTaken;
 
-/// Whether it is the error of a request that was not taken.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(cause) if cause.is::<NotTaken>())
 }
 
-/// Checks what a source returned for a read into `extents`: a count that is too large becomes an
-/// error, and the memory beyond the end of the source is zeroed.
+/// Checks what a source returned for a read: the memory beyond its end is zeroed.
 pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::Result<usize> {
     let (got, asked) = (result?, extent::total_bytes(extents));
     if got > asked {
@@ -441,7 +406,7 @@ pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::R
     Ok(got)
 }
 
-/// What came of a write, as [`settle`] says it of a read. A write moves all bytes or is an error.
+/// A write moves all bytes or is an error.
 fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
     match result? {
         done if done > asked => Err(overlong(done, asked)),

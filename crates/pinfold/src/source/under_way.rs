@@ -1,12 +1,11 @@
-//! How many requests and calls of a cache's sources have begun and ended, and whether the calling
-//! thread is in one of them: for threads that wait for memory, whether any may come.
+//! How many requests and calls of a cache's sources have begun and ended, and whether this thread
+//! is in one: for threads that wait for memory, whether any may come.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::base::sync::{AtomicU64, Ordering};
 
-/// The requests and calls of a cache's sources.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnderWay(Arc<Numbers>);
 
@@ -16,7 +15,6 @@ struct Numbers {
     ended: AtomicU64,
 }
 
-/// One that is under way, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Move {
     under_way: UnderWay,
@@ -37,7 +35,6 @@ impl UnderWay {
         Move { under_way: self.clone(), refused: false }
     }
 
-    /// How many there were a moment ago.
     pub(super) fn count(&self) -> u64 {
         // Relaxed: an estimate. Some may have begun and ended between the two loads.
         let ended = self.0.ended.load(Ordering::Relaxed);
@@ -45,8 +42,7 @@ impl UnderWay {
     }
 
     pub(super) fn reads(&self) -> Reads {
-        // Relaxed: loads of one word are in order, so the second `ended` is no older than the
-        // first.
+        // Relaxed: loads of one word are in order: the second `ended` is no older than the first.
         let under_way =
             self.0.begun.load(Ordering::Relaxed) != self.0.ended.load(Ordering::Relaxed);
         Reads { under_way, ended: self.0.ended.load(Ordering::Relaxed) }
@@ -54,7 +50,7 @@ impl UnderWay {
 }
 
 impl Move {
-    /// It was not carried out, or in vain, and does not count as ended.
+    /// It was in vain, and does not count as ended.
     pub(super) fn refuse(mut self) {
         self.refused = true;
     }
@@ -71,7 +67,7 @@ impl Drop for Move {
     }
 }
 
-/// A call of a source by the calling thread that is under way, until this is dropped.
+/// The calling thread calls a source, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Call {
     #[cfg_attr(not(any(feature = "map", test)), expect(dead_code, reason = "its drop counts"))]
@@ -84,7 +80,7 @@ impl Call {
         Call { moves: under_way.begin(), _inside: Inside::enter() }
     }
 
-    /// It brought nothing: who waits for memory is not to wait anew for that.
+    /// It brought nothing: who waits for memory does not wait anew for that.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn fail(self) {
         self.moves.refuse();
@@ -95,7 +91,6 @@ thread_local! {
     static CALLS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The calling thread is in a source's call, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Inside(());
 
@@ -112,8 +107,7 @@ impl Drop for Inside {
     }
 }
 
-/// Whether the calling thread carries out a source's call: what it asks of the cache, that source
-/// waits for.
+/// Whether the calling thread carries out a source's call, which waits for what it asks for.
 pub(crate) fn in_a_source() -> bool {
     CALLS.get() > 0
 }

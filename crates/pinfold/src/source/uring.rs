@@ -1,5 +1,4 @@
-//! What the cache's ring and those of threads share: setting up a ring, its entries, and entering
-//! the kernel.
+//! What the cache's ring and those of threads share.
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -11,11 +10,9 @@ use rustix::io::Errno;
 use super::descriptor::{Descriptor, Iovecs};
 use super::request::Direction;
 
-/// Pause after the kernel had no memory to take requests.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
-/// The kernel may still write to memory that requests in flight own, so they must not be dropped by
-/// unwinding: their completions would then reuse the memory.
+/// The kernel may still write to memory that requests in flight own: unwinding must not drop them.
 pub(super) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
@@ -61,11 +58,8 @@ pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
     Ok((ring, gone))
 }
 
-/// Lets the kernel have a thread for each of so many requests that wait as they begin. Otherwise it
-/// has a few, and if these wait for one file, requests of all others wait with them.
-///
-/// # Errors
-/// The kernel is older than Linux 5.15.
+/// Lets the kernel have a thread for each of so many requests that wait as they begin; else
+/// requests of all files wait with those of one. Error: the kernel is older than Linux 5.15.
 pub(super) fn no_request_waits_for_another(ring: &IoUring, requests: usize) -> io::Result<()> {
     let mut threads = [u32::try_from(requests).map_err(io::Error::other)?, 0];
     ring.submitter().register_iowq_max_workers(&mut threads).map_err(|cause| {
@@ -78,10 +72,8 @@ pub(super) fn told(result: i32) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
 }
 
-/// Submits what was pushed, and waits for so many completions. It may return with fewer.
-///
-/// # Errors
-/// The kernel takes no more calls on this ring.
+/// Submits what was pushed, and waits for so many completions. It may return with fewer. Error: the
+/// kernel takes no more calls on this ring.
 pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
     let entered = ring.submitter().submit_and_wait(completions);
     match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
@@ -94,9 +86,8 @@ pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
     }
 }
 
-/// The entry of a transfer of `iovecs`, which stay where they are until it completes, by a
-/// descriptor of the file
-/// ([`TransferProgress::descriptor`](super::descriptor::TransferProgress::descriptor)).
+/// The entry of a transfer of `iovecs`, which stay where they are until it completes, by
+/// [`TransferProgress::descriptor`](super::descriptor::TransferProgress::descriptor).
 pub(super) fn transfer(
     file: &Descriptor,
     fd: RawFd,
@@ -114,13 +105,12 @@ pub(super) fn transfer(
         (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
         (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
     };
-    // Else by a thread of the kernel's, so that whoever submits it waits for nothing.
+    // Else by a thread of the kernel's, so that whoever submits it does not wait.
     if file.begins_at_once { entry } else { entry.flags(squeue::Flags::ASYNC) }
 }
 
-/// Waits until the kernel has released a ring that was dropped, by its pipe of [`set_up`].
 pub(super) fn wait_for_release(mut gone: PipeReader) {
-    // Ends: nothing is written to the pipe, so this returns when the kernel has released the ring.
+    // Ends: nothing is written to the pipe.
     let end = loop {
         match gone.read(&mut [0]) {
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {} // by a signal

@@ -1,19 +1,16 @@
-//! Admission: which folio a counted guard is taken of.
-//!
-//! A guard keeps its whole folio. So one of a large folio is only taken if the folio is granted
-//! (`grants`); otherwise the folio is split, and the guard is of the page alone. A hit asks
-//! nothing: of a large folio that is not granted, the entry says that no byte may be held
-//! (`Frame::holdable`), and the slow path calls this.
+//! Admission: which folio a counted guard is taken of. A guard keeps its whole folio. So one of a
+//! large folio is only taken if the folio is granted (`grants`); otherwise the folio is split, and
+//! the guard is of the page alone. A hit asks nothing: of a large folio that is not granted, the
+//! entry says that no byte may be held (`Frame::holdable`), and the slow path calls this.
 //!
 //! 1. granted, or one page: it is taken;
 //! 2. it fits the limit, or would without others that nobody uses: those are revoked, the oldest
-//!    first, and it is granted. Not if its own grant was revoked before: many folios are wanted in
-//!    turn, and each would cost the others theirs, for ever;
+//!    first, and it is granted. Not if its own grant was revoked before: folios that are wanted in
+//!    turn would cost each other their grants for ever;
 //! 3. otherwise give back the reference; under the `change` mutex, for whatever folio has the page
-//!    by then: split it, move the page to memory for what stays (if there is any: the guard would
-//!    keep the 2 MiB around the page from becoming free as one piece), and take a reference to it;
-//! 4. if others use it for a moment: let them go on, and do 3 again, a few times. Threads that wait
-//!    for the mutex are not among them, as they have no reference;
+//!    by then: split it, move the page to memory for what stays (if there is any), and take a
+//!    reference to it;
+//! 4. if others use it for a moment: let them go on, and do 3 again, a few times;
 //! 5. at last, or if it is pinned, borrowed, or the index has no memory for the pieces: it is
 //!    granted beyond the limit.
 
@@ -32,11 +29,10 @@ use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
 use crate::pages::reclaim;
 
-/// How often step 3 is tried, and how many grants step 2 ends.
+/// Of step 3, and of grants that step 2 ends.
 const TRIES_MAX: u32 = 16;
 
-/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`:
-/// look the page up again. Error: [`ErrorKind::TooMany`].
+/// The folio of `held`, or the page's alone. `None`: look the page up again.
 pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
@@ -56,15 +52,14 @@ pub(crate) fn admit<'a>(
     admitted
 }
 
-/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most
-/// twice as much, or one that is granted. Splits nothing.
+/// Whether a guard that shows `pages` pages of the folio may keep all of it. Splits nothing.
 pub(crate) fn may_keep(core: &Core, held: &Held<'_>, pages: u64) -> bool {
     2 * pages >= u64::from(held.frame().order().frames())
         || is_admitted(core, held)
         || mutant::on(Mutant::KeepBlindly)
 }
 
-/// Notes that the folio at `head` has a counted guard that was not admitted.
+/// The folio at `head` has a counted guard that was not admitted.
 pub(super) fn upgraded(core: &Core, head: FrameNumber) {
     if !is_small_or_granted(core, head) && core.owner.is_here() {
         core.grants.give(&core.frames, head, true);
@@ -85,7 +80,6 @@ fn is_admitted(core: &Core, held: &Held<'_>) -> bool {
         || grant(core, held)
 }
 
-/// Step 2.
 fn grant(core: &Core, held: &Held<'_>) -> bool {
     let give = || core.grants.give(&core.frames, held.head(), false);
     let again = held.frame().flags().contains(Flags::REVOKED);
@@ -93,7 +87,7 @@ fn grant(core: &Core, held: &Held<'_>) -> bool {
         if give() {
             return true;
         }
-        // The search also takes folios off the list that are gone.
+        // This also takes folios off the list that are gone.
         let Some(idle) = core.grants.oldest_idle(&core.frames) else { break };
         core.grants.settle(idle, !again && freeze::revoke(core, &idle));
         if again {
@@ -103,7 +97,6 @@ fn grant(core: &Core, held: &Held<'_>) -> bool {
     give()
 }
 
-/// Steps 3 to 5.
 fn split<'a>(
     handle: &'a Handle,
     page: u64,
@@ -139,7 +132,7 @@ fn split<'a>(
                 }
                 Err(short) if left > 0 => {
                     drop(changing);
-                    // Not waited for: others may wait for folios that this thread holds.
+                    // Others may wait for folios that this thread holds.
                     if !matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true)) {
                         left = 1;
                     }
@@ -162,9 +155,8 @@ fn split<'a>(
     }
 }
 
-/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the
-/// page; returns the frame that the caller has to free, and the futures that it wakes without the
-/// mutex.
+/// Moves the page, a folio of its own, to `place`, if there is one and nobody uses the page. The
+/// caller frees the frame, and wakes the futures without the mutex.
 fn move_page(
     core: &Core,
     changing: &mut Changing<'_>,

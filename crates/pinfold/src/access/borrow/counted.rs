@@ -1,20 +1,14 @@
-//! The counted guard: `file.get(page)`, a reference that outlives the call.
+//! The counted guard: `file.get(page)`, a reference that outlives the call. A hit, step by step:
 //!
-//! # A hit, step by step
-//!
-//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
-//!    belongs to the file;
+//! 1. and 2. the optimistic look-up (`found.rs`);
 //! 3. add one to the count, which must not be frozen;
 //! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
 //! Everything but the version is read from the entry before the add: other threads may take the
-//! entry's line away at any moment, and each later load has to fetch it again.
+//! entry's line away.
 //!
-//! # Why the bytes stay
-//!
-//! The guard owns one reference of the folio's count. So no thread can freeze the folio: it is not
-//! evicted, split, moved or written to. Invalidation can still remove it from its file; then the
-//! guard keeps the old bytes, and the last holder frees them.
+//! Under the reference no thread can freeze the folio: it is not evicted, split, moved or written
+//! to. Invalidation can still remove it from its file; then the last holder frees the old bytes.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -35,16 +29,13 @@ use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
 use crate::pages::handle::Handle;
 
-/// A page of a file, in place, under a counted reference. Derefs to the page's bytes.
-///
-/// Made by [`File::get`](crate::File::get). The bytes are a snapshot of one moment and never change
-/// under the guard, whatever happens to the file; [`is_current`](Self::is_current) says whether the
-/// file still has them. Guards can be sent to other threads and shared. The folio cannot be evicted
-/// while a guard lives, so a program that keeps many guards takes that memory from the cache.
+/// A page of a file, in place, under a counted reference. Made by [`File::get`](crate::File::get).
+/// Derefs to the page's bytes, which never change under the guard; [`is_current`](Self::is_current)
+/// says whether the file still has them. Guards can be sent to other threads and shared. They keep
+/// memory from the cache.
 ///
 /// Cost: one atomic add on the folio's line to get one, another for a clone, one subtraction for a
-/// drop. An [owned](Self::into_owned) guard also adds to and subtracts from the count of the cache
-/// itself.
+/// drop. An [owned](Self::into_owned) guard also counts on the cache itself.
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -60,23 +51,20 @@ use crate::pages::handle::Handle;
 pub struct FolioRef<'a> {
     view: PageView,
     core: NonNull<Core>,
-    /// Set if nothing else keeps the cache alive. Dropped after the reference is given back.
+    /// Set if nothing else keeps the cache alive.
     owner: Option<Arc<Core>>,
     life: PhantomData<&'a Core>,
 }
 
-// SAFETY: what it points to (the core, an entry, bytes that no thread writes) is `Sync`, and any
-// thread may give the reference back.
+// SAFETY: what it points to is `Sync`, and any thread may give the reference back.
 unsafe impl Send for FolioRef<'_> {}
 // SAFETY: as above; a shared guard hands out shared bytes only.
 unsafe impl Sync for FolioRef<'_> {}
 
 impl Handle {
-    /// The page number `page`, under a counted reference.
     #[inline(always)]
     pub(crate) fn get(&self, page: u64) -> Result<FolioRef<'_>> {
-        // Both paths return a `PageView`, which fits registers. A guard returned by value would go
-        // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
+        // A `PageView` fits registers; a guard would go through memory.
         let view = match self.hold_at_once(page) {
             Some(view) => view,
             None => self.hold_slowly(page, true)?,
@@ -84,7 +72,7 @@ impl Handle {
         Ok(FolioRef::adopt(self, view))
     }
 
-    /// As [`get`](Self::get), but only if the page is cached at this moment.
+    /// If the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
         let view = match self.hold_at_once(page) {
@@ -94,7 +82,7 @@ impl Handle {
         Ok(view.map(|view| FolioRef::adopt(self, view)))
     }
 
-    /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
+    /// Steps 1 to 4.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<PageView> {
         let view = self.hold_found(self.found(page, HoldablePage)?)?;
@@ -102,7 +90,7 @@ impl Handle {
         Some(view)
     }
 
-    /// Steps 3 and 4, of a page that was found. `None` if a step fails. The caller counts the hit.
+    /// Steps 3 and 4. The caller counts the hit.
     #[inline(always)]
     fn hold_found(&self, found: Found<'_>) -> Option<PageView> {
         let Found { frame, head, from, stamp, at, span } = found;
@@ -119,26 +107,24 @@ impl Handle {
             note_use(self, frame, head, at as usize);
         }
         let bytes = predicted(from, at as usize, 0);
-        // Not negative: the folio has at least one byte of the page, as it was found.
+        // Not negative: the folio has at least one byte of the page.
         let page_bytes = (span.wrapping_sub(at) as usize).min(PAGE_BYTES);
         // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
         Some(unsafe { PageView::at(frame, bytes, page_bytes) })
     }
 
-    /// As [`hold_found`](Self::hold_found), in a guard. The caller counts the hit.
+    /// The caller counts the hit.
     #[inline(always)]
     pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The hit alone.
     #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The page under a counted reference, with fills, readahead and errors. With `counted`, a page
-    /// that is present counts as a hit.
+    /// With fills, readahead and errors. With `counted`, a page that is present counts as a hit.
     pub(crate) fn get_slowly(&self, page: u64, counted: bool) -> Result<FolioRef<'_>> {
         self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
     }
@@ -149,7 +135,7 @@ impl Handle {
         self.hold(page, (MayWait::Yes, counted)).map(filled)
     }
 
-    /// By a reference. `None` if the page is absent and the caller may not wait.
+    /// `None`: the page is absent, and the caller may not wait.
     #[cold]
     #[inline(never)]
     fn hold(&self, page: u64, (wait, counted): (MayWait, bool)) -> Result<Option<PageView>> {
@@ -170,7 +156,7 @@ impl Handle {
         wait.fill(|| fill::get(self, page, PAGE_BYTES))
     }
 
-    /// Error: [`ErrorKind::BeyondEnd`] if the file ends before that page.
+    /// Error: [`ErrorKind::BeyondEnd`].
     #[cold]
     pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
@@ -183,7 +169,7 @@ impl Handle {
 
 impl<'a> FolioRef<'a> {
     /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was
-    /// admitted. `None` if the file ended before that page.
+    /// admitted. `None`: the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -194,7 +180,6 @@ impl<'a> FolioRef<'a> {
         if !frame.is_used_most() {
             note_use(handle, frame, head, at);
         }
-        // The reference is the guard's from here on.
         std::mem::forget(held);
         Some(FolioRef::adopt(handle, view))
     }
@@ -208,16 +193,14 @@ impl<'a> FolioRef<'a> {
         FolioRef { view, core, owner: None, life: PhantomData }
     }
 
-    /// The view, with the reference. Only for a guard without an owner.
+    /// With the reference. Only for a guard without an owner.
     pub(crate) fn into_view(self) -> PageView {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }
 
-    /// The guard of one who has a share of the file of `handle`, and drops the guard first.
-    ///
-    /// # Panics
-    /// If the page is of another cache than the file.
+    /// For one who has a share of the file of `handle`, and drops the guard first. Panics if the
+    /// page is of another cache.
     #[inline]
     #[cfg(not(loom))]
     pub(crate) fn kept_by(self, handle: &Handle) -> FolioRef<'static> {
@@ -234,7 +217,7 @@ impl<'a> FolioRef<'a> {
         unsafe { self.core.as_ref() }
     }
 
-    /// Whether it may keep its folio: the page alone, or a folio that is granted.
+    /// The page alone, or a folio that is granted.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(crate) fn may_keep(&self) -> bool {
         let frame = self.view.frame();
@@ -242,18 +225,17 @@ impl<'a> FolioRef<'a> {
         granted || frame.order() == crate::frames::Order::MIN
     }
 
-    /// The word of a model's page, now.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
         self.view.word()
     }
 
     /// The same page in a guard that keeps the cache itself alive, with all of its memory, and so
-    /// outlives its file. Cost: one atomic add on the cache's count, a line that all such guards
-    /// share. To keep a guard beside its file, [`FolioOf`](crate::FolioOf) costs less.
+    /// outlives its file. Cost: one atomic add on a line that all such guards share.
+    /// [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
-            // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.
+            // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive.
             unsafe { Arc::increment_strong_count(self.core.as_ptr()) };
             // SAFETY: the count was raised for this one.
             self.owner = Some(unsafe { Arc::from_raw(self.core.as_ptr()) });
@@ -264,38 +246,36 @@ impl<'a> FolioRef<'a> {
         FolioRef { view: this.view, core: this.core, owner, life: PhantomData }
     }
 
-    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
-    /// beginning at [`folio_offset`](Self::folio_offset).
+    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB, from
+    /// [`folio_offset`](Self::folio_offset) on.
     pub fn folio(&self) -> &[u8] {
         // SAFETY: the reference keeps the folio, and a folio with holders is never written to.
         unsafe { self.view.folio() }
     }
 
-    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
-    /// 4096.
+    /// The offset in the file, in bytes, of [`folio`](Self::folio); a multiple of 4096.
     pub fn folio_offset(&self) -> u64 {
         self.view.folio_offset()
     }
 
-    /// Whether the file, as the cache knows it, still has these bytes. False for ever once the
-    /// folio has left the file: after [`File::invalidate`](crate::File::invalidate),
-    /// [`Hint::DontNeed`](crate::Hint::DontNeed) or a write, after a change of the file's length
-    /// within the folio, and after the cache has given up the file (its last handle was dropped, or
-    /// its descriptor was needed). Eviction and moves leave folios with guards alone.
+    /// Whether the file, as the cache knows it, still has these bytes, and has had them ever since
+    /// the guard was taken. False for ever once the folio has left the file: after
+    /// [`File::invalidate`](crate::File::invalidate), [`Hint::DontNeed`](crate::Hint::DontNeed) or
+    /// a write, after a change of the file's length within the folio, and after the cache has given
+    /// up the file.
     ///
     /// It begins with an acquire fence: a thread that has read, by any load, something stored after
     /// the folio left its file, gets false. Cost: the fence and one load.
     ///
-    /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
-    /// several pages that all say so, once the last of them was taken, show the file as of that one
-    /// moment. To go down an index tree, take the parent, read the child's number in it, take the
-    /// child, and then ask the parent: if it is current, the child is the right one.
+    /// Guards of several pages that all say so, once the last of them was taken, show the file as
+    /// of that one moment. To go down an index tree, take the parent, read the child's number in
+    /// it, take the child, and then ask the parent.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
     }
 }
 
-/// Notes a use of the page at that byte of the folio. One page has fewer instructions than a range.
+/// One page has fewer instructions than a range.
 #[inline(always)]
 fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, at: usize) {
     let page = (at >> PAGE_SHIFT) as u16;
@@ -344,7 +324,6 @@ impl Drop for FolioRef<'_> {
     }
 }
 
-// As for `Cache`. The bytes do not change under the guard.
 impl UnwindSafe for FolioRef<'_> {}
 impl RefUnwindSafe for FolioRef<'_> {}
 

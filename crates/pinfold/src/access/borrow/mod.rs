@@ -1,13 +1,11 @@
-//! The second way in: borrowing pages in place.
+//! The second way in: borrowing pages in place. `view.rs` has which bytes guards show; `admit.rs`
+//! splits large folios of which a counted guard would keep too much.
 //!
 //! | way | file | stores to shared memory | may it leave its thread? |
 //! |---|---|---|---|
 //! | announced, [`Borrowed`] | `slot.rs` | none: one store to a line of the thread's own, one at the end | no |
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
-//!
-//! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
-//! which a counted guard would keep too much.
 
 mod admit;
 mod counted;

@@ -1,17 +1,12 @@
 //! Reads pages without holding them: copy, then validate.
 //!
-//! # Why valid stamps are of one moment
+//! Versions only grow. So if all stamps are found unchanged after the last copy, then at the moment
+//! the last stamp was taken every page was what its copy says.
 //!
-//! Versions only grow, so a version that two loads find equal was unchanged in between. If all
-//! stamps are found unchanged after the last copy, then at the moment the last stamp was taken
-//! every page was what its copy says.
-//!
-//! # Pages that maps show
-//!
-//! Their bytes are outside of the arena, where a load of a page that has left would be a fault. So
-//! their stamp is taken under a reference, and each copy is a system call, which finds anything at
-//! the place or nothing. A page leaves its place after its version has become odd: so the copy
-//! counts only if it is the page's.
+//! The bytes of pages that maps show are outside of the arena, where a load of a page that has left
+//! would be a fault. So their stamp is taken under a reference, and each copy is a system call,
+//! which finds anything at the place or nothing. A page leaves its place after its version has
+//! become odd.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -23,14 +18,11 @@ use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::outside::Outside;
 
-/// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
-///
-/// Made by [`File::optimistic`](crate::File::optimistic). Once the folio has been used, it stores
-/// nothing to shared memory; any thread may keep any number for any time. The page may be evicted,
-/// moved or written to at any moment. From then on [`validate`](Self::validate) is false, and the
-/// program must ask for the page again. An attempt to evict the page has the same effect.
-///
-/// Of a page that a [`Map`](crate::Map) shows, each [`read`](Self::read) is a system call.
+/// A page of a file that nothing holds: its bytes can be copied, and the copy validated. Made by
+/// [`File::optimistic`](crate::File::optimistic). Any thread may keep any number for any time. When
+/// the page is evicted, moved or written to, or an attempt is made to evict it,
+/// [`validate`](Self::validate) becomes false, and the program must ask for the page again. Of a
+/// page that a [`Map`](crate::Map) shows, each [`read`](Self::read) is a system call.
 ///
 /// ```
 /// # use pinfold::{Cache, Optimistic, Options, source::Memory};
@@ -59,16 +51,14 @@ pub struct Optimistic<'a> {
     frame: &'a Frame,
     stamp: Stamp,
     view: PageView,
-    /// If its bytes are outside of the arena: whose page it is, and its number.
+    /// Of bytes outside of the arena: whose page it is, and its number.
     outside: Option<(&'a Handle, u64)>,
 }
 
-// SAFETY: the view points to an entry and to bytes of the arena, which the file, whose lifetime
-// this has, keeps mapped; the bytes are read by racing loads only.
+// SAFETY: an entry and bytes of the arena, which the file keeps mapped, read by racing loads only.
 unsafe impl Send for Optimistic<'_> {}
 // SAFETY: as above; nothing is stored.
 unsafe impl Sync for Optimistic<'_> {}
-// As for `Cache`.
 impl UnwindSafe for Optimistic<'_> {}
 impl RefUnwindSafe for Optimistic<'_> {}
 
@@ -83,7 +73,7 @@ impl std::fmt::Debug for Optimistic<'_> {
 }
 
 impl Handle {
-    /// The page number `page`, up to date at this moment.
+    /// Up to date at this moment.
     #[inline]
     pub(crate) fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
         // Ends: each repetition follows an eviction or invalidation of this folio.
@@ -97,8 +87,8 @@ impl Handle {
         }
     }
 
-    /// Reads the page if it is absent, waits for it, and meets a readahead mark. If its bytes are
-    /// outside of the arena, no look-up without a reference finds it; then this is the page.
+    /// Reads the page if it is absent, and meets a readahead mark. A page outside of the arena is
+    /// found here alone.
     #[cold]
     #[inline(never)]
     fn bring(&self, page: u64) -> Result<Option<Optimistic<'_>>> {
@@ -110,13 +100,13 @@ impl Handle {
             if !held.frame().is_hollow() {
                 return Ok(Some(None));
             }
-            // Otherwise it was dropped just now.
+            // `None`: it was dropped just now.
             Ok(self.stamped_outside(&held, page).map(Some))
         })
         .map(filled)
     }
 
-    /// The page of a hollow folio.
+    /// Of a hollow folio.
     fn stamped_outside<'a>(&'a self, held: &Held<'a>, page: u64) -> Option<Optimistic<'a>> {
         let (frame, from) = (held.frame(), held.address(&self.mapping));
         let stamp = frame.read_begin()?;
@@ -127,7 +117,7 @@ impl Handle {
         Some(Optimistic { frame, stamp, view, outside: Some((self, page)) })
     }
 
-    /// The page as the index has it now. `None` unless it is up to date.
+    /// As the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
         let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
@@ -144,7 +134,7 @@ impl Handle {
     }
 }
 
-/// Notes that the page at `at` of the folio is read at all: whoever reads ahead wants to know.
+/// Whoever reads ahead wants to know that the page is read at all.
 #[cold]
 #[inline(never)]
 fn note_first_read(frame: &Frame, at: usize) {
@@ -152,14 +142,14 @@ fn note_first_read(frame: &Frame, at: usize) {
 }
 
 impl Optimistic<'_> {
-    /// The length of the page in bytes: 4096, or fewer at the end of the file.
+    /// The length of the page: 4096 bytes, or fewer at the end of the file.
     #[allow(clippy::len_without_is_empty, reason = "a page past the end is none")]
     pub fn len(&self) -> usize {
         self.view.page_bytes()
     }
 
-    /// Copies `buf.len()` bytes, from byte `from` of the page on, to `buf`. The copy is unspecified
-    /// until [`validate`](Self::validate) returns true.
+    /// Copies `buf.len()` bytes, from byte `from` of the page on. The copy is unspecified until
+    /// [`validate`](Self::validate) returns true.
     ///
     /// # Panics
     /// If the range is not in the page.
@@ -177,16 +167,14 @@ impl Optimistic<'_> {
     }
 
     /// True if all copies made so far are of one moment, at which the file had these bytes, and it
-    /// still has them. May be false although nothing changed: an attempt to evict or move the page
-    /// suffices. Once false, it stays false. Cost: an acquire fence and one load.
-    ///
-    /// Of several pages that are all valid once the last copy was made, all copies are of one
-    /// moment.
+    /// still has them. Of several pages that are all valid once the last copy was made, all copies
+    /// are of one moment. May be false although nothing changed. Once false, it stays false. Cost:
+    /// an acquire fence and one load.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
-            // A forked child sees what the parent does to bytes that are outside, and no version of
-            // it.
+            // A forked child sees what the parent does to bytes that are outside, without a
+            // version.
             && self.outside.is_none_or(|(handle, _)| handle.core.owner.is_here())
     }
 }

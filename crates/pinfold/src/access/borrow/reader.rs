@@ -1,12 +1,10 @@
 //! A thread's own side of borrowing: its slots, and what each of its guards shows. The shared
 //! records are in `readers`, the protocol in `slot.rs`.
 //!
-//! A guard is one pointer, to a [`GuardState`] in here: the five words of the state would be
-//! returned through memory, which took twice as long as the rest of a borrow.
-//!
-//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
-//! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
-//! that borrows the same page again therefore skips the look-up.
+//! A guard is one pointer, to a [`GuardState`] in here: five words would be returned through
+//! memory. Each state remembers the page it showed last, and its version: a folio with an unchanged
+//! version is unchanged and in the same frames. So a thread that borrows the same page again skips
+//! the look-up.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
@@ -23,20 +21,18 @@ use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::pages::handle::Handle;
 use crate::pages::readers::{ReaderSeat, Readers, SEATS_FURTHER, SLOTS};
 
-/// The state of one guard: where it is announced, and what it shows.
+/// Where a guard is announced, and what it shows.
 #[derive(Debug)]
 pub(super) struct GuardState {
-    /// The guard's slot, in the thread's record. `None`: the guard has a reference, and its state
-    /// is boxed.
+    /// `None`: the guard has a reference, and its state is boxed.
     pub(super) slot: Option<NonNull<AtomicU32>>,
-    /// The handle of the guard that has the slot; stale if no guard has it.
+    /// Stale if no guard has the slot.
     pub(super) handle: Cell<Option<NonNull<Handle>>>,
-    /// What the guard that has the slot shows, or the last one that had it.
+    /// By the guard that has the slot, or the last one that had it.
     pub(super) shown: Cell<ShownPage>,
 }
 
-/// A page as a look-up found it: page `page` of the mapping, in the folio at `head`. Valid as long
-/// as the folio's version is `stamp`.
+/// As a look-up found it, in the folio at `head`: valid as long as the folio's version is `stamp`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShownPage {
     /// `u64::MAX`: none yet.
@@ -49,7 +45,7 @@ pub(super) struct ShownPage {
 }
 
 impl GuardState {
-    /// For a slot that announces nothing, or for a guard with a reference (`None`).
+    /// For a slot that announces nothing, or a guard with a reference (`None`).
     pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
         let (head, stamp, bytes) = (FrameNumber(0), Stamp::default(), std::ptr::null_mut());
         let shown = ShownPage { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
@@ -57,12 +53,10 @@ impl GuardState {
     }
 }
 
-/// A thread's registration to borrow from one cache: see [`File::borrow`](crate::File::borrow).
-///
-/// Made by [`Cache::reader`](crate::Cache::reader). It belongs to the thread that made it and
-/// cannot leave it. Keep one per thread, for long: making one takes a mutex, using it takes none. A
-/// drop unregisters it. It may live in a thread-local variable, whose destructors run in any order.
-/// It does not keep the cache alive.
+/// A thread's registration to borrow from one cache ([`File::borrow`](crate::File::borrow)). Made
+/// by [`Cache::reader`](crate::Cache::reader). It cannot leave the thread that made it. Keep one
+/// per thread, for long: making one takes a mutex. It may live in a thread-local variable, whose
+/// destructors run in any order. It does not keep the cache alive.
 ///
 /// ```compile_fail,E0277
 /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
@@ -78,32 +72,30 @@ impl GuardState {
 /// ```
 pub struct Reader {
     seat: ReaderSeat,
-    /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
+    /// Of the cache's readers, if this reader needs no fence.
     unfenced_address: usize,
-    /// The head and the page borrowed last: borrowing from that folio again is not a further use.
+    /// Borrowed last: borrowing from that folio again is not a further use.
     last: Cell<(u32, u32)>,
     /// One per slot.
     states: [GuardState; SLOTS],
     /// More of both, for large batches.
     further: [OnceCell<Box<Further>>; SEATS_FURTHER],
-    /// Neither `Send` nor `Sync`: only this thread writes the slots.
+    /// Neither `Send` nor `Sync`.
     stays: PhantomData<*mut ()>,
 }
 
-/// Slots for more borrows than a reader has at first, which it keeps.
+/// Slots for large batches, which the reader keeps.
 #[derive(Debug)]
 struct Further {
     seat: ReaderSeat,
     states: [GuardState; SLOTS],
 }
 
-/// A state for each slot of `seat`.
 fn states_of(seat: &ReaderSeat) -> [GuardState; SLOTS] {
     std::array::from_fn(|n| GuardState::new(Some(NonNull::from(&seat.slots()[n]))))
 }
 
-/// The free slots of a reader, and their states. The last ones first: a reader's first slot is that
-/// of the quickest borrows, and what its state remembers is of most use.
+/// The last ones first: a reader's first slot is that of the quickest borrows.
 pub(crate) struct FreeSlots<'r> {
     reader: &'r Reader,
     left: Rev<slice::Iter<'r, GuardState>>,
@@ -112,7 +104,6 @@ pub(crate) struct FreeSlots<'r> {
 }
 
 impl<'r> FreeSlots<'r> {
-    /// One that is free.
     #[inline(always)]
     pub(super) fn next(&mut self) -> Option<(&'r AtomicU32, &'r GuardState)> {
         // Ends: there are so many further slots.
@@ -130,7 +121,6 @@ impl<'r> FreeSlots<'r> {
         }
     }
 
-    /// On to further slots, if there are any.
     #[cold]
     #[inline(never)]
     fn turn(&mut self) -> Option<()> {
@@ -141,13 +131,11 @@ impl<'r> FreeSlots<'r> {
     }
 }
 
-// As for `Cache`. A slot whose guard is dropped while its thread unwinds is free again. What the
-// cells remember is checked by the folio's version before each use.
+// As for `Cache`. What the cells remember is checked by the folio's version before each use.
 impl UnwindSafe for Reader {}
 impl RefUnwindSafe for Reader {}
 
 impl fmt::Debug for Reader {
-    /// One line: how many of its slots announce a page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Relaxed: only this thread stores there.
         let taken = |slot: &&AtomicU32| slot.load(Ordering::Relaxed) != 0;
@@ -171,13 +159,13 @@ impl Reader {
         self.seat.is_of(readers)
     }
 
-    /// Whether it is a reader of the cache whose readers are at `address`, and needs no fence.
+    /// Of the cache whose readers are at `address`.
     #[inline(always)]
     pub(super) fn is_unfenced_of(&self, readers_address: usize) -> bool {
         self.unfenced_address == readers_address
     }
 
-    /// The first slot and its state, if the slot is free.
+    /// If it is free.
     #[inline(always)]
     pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &GuardState)> {
         let slot = &self.seat.slots()[0];
@@ -185,7 +173,7 @@ impl Reader {
         (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
     }
 
-    /// A free slot and its state; by preference, of the first four, one that showed `page` last.
+    /// By preference, of the first four, one that showed `page` last.
     pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &GuardState)> {
         let slots = self.seat.slots().iter().zip(&self.states);
         // Relaxed: as in `first_slot`.
@@ -195,7 +183,6 @@ impl Reader {
         if showed(&first) { Some(first) } else { free.take(3).find(showed).or(Some(first)) }
     }
 
-    /// A free one of the further slots that batches have made.
     #[cold]
     fn free_further_slot(&self) -> Option<(&AtomicU32, &GuardState)> {
         let further = self.further.iter().map_while(OnceCell::get);
@@ -205,31 +192,28 @@ impl Reader {
         slots.find(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
     }
 
-    /// All free slots, for a batch.
     #[inline(always)]
     pub(crate) fn free_slots(&self) -> FreeSlots<'_> {
         FreeSlots { reader: self, left: self.states.iter().rev(), further: 0 }
     }
 
-    /// Makes further slots if none is free, as far as there may be more.
+    /// If no slot is free, as far as there may be more.
     pub(crate) fn make_room(&self) {
         let _ = self.free_slots().next();
     }
 
-    /// The number `n` of the further slots, which are made if need be, and may be.
+    /// Made if need be, and if there may be more.
     fn further(&self, n: usize) -> Option<&Further> {
         let further = self.further.get(n)?;
         if further.get().is_none() {
             let seat = self.seat.further()?;
             let states = states_of(&seat);
-            // Nothing else sets it: the reader belongs to one thread.
             further.get_or_init(|| Box::new(Further { seat, states }));
         }
         further.get().map(|further| &**further)
     }
 
-    /// The reader's half of the fence. `ANY` is for all readers; without it, for those that need
-    /// none.
+    /// `ANY` is for all readers; without it, for those that need none.
     #[inline(always)]
     pub(super) fn light_fence<const ANY: bool>(&self) {
         if ANY {
@@ -239,7 +223,7 @@ impl Reader {
         }
     }
 
-    /// Notes a borrow of the folio's `page`, unless it is the one borrowed last.
+    /// Unless it is the page borrowed last.
     #[inline(always)]
     pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber, page: u64) {
         if !frame.is_used_most() && self.last.get() != (head.0, page as u32) {
@@ -247,12 +231,12 @@ impl Reader {
         }
     }
 
-    /// Out of line: a folio that is used often, in all parts, does not get here.
+    /// A folio that is used often, in all parts, does not get here.
     #[cold]
     #[inline(never)]
     fn come_to(&self, frame: &Frame, head: FrameNumber, page: u64) {
         let came = self.last.replace((head.0, page as u32)).0 != head.0;
-        // Of the folio that is there now, if it is another one: then any number will do.
+        // Of the folio that is there now: if it is another one, any number will do.
         let at = (page << PAGE_SHIFT).wrapping_sub(frame.start_now());
         frame.note_use(came, at as usize, PAGE_BYTES);
     }

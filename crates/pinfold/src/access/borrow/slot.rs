@@ -1,18 +1,15 @@
 //! The announced guard: `file.borrow(page, &reader)`, without a store to shared memory, and its
-//! fallback. The argument why an announcement suffices is in `readers/mod.rs`.
+//! fallback. Why an announcement suffices is in `readers/mod.rs`. A borrow, step by step:
 //!
-//! # A borrow, step by step
-//!
-//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
-//!    belongs to the file;
+//! 1. and 2. the optimistic look-up (`found.rs`);
 //! 3. store the head in a free slot of the reader;
 //! 4. the light fence;
 //! 5. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
 //! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice. If
-//! a step fails, the slot is cleared and the page is held by a reference instead. Then 2 to 5 are
-//! tried again under that reference, which is given back if they succeed. If no slot is free the
-//! guard keeps the reference.
+//! a step fails, the slot is cleared and the page is held by a reference; 2 to 5 are tried again
+//! under that, which is given back if they succeed. If no slot is free the guard keeps the
+//! reference.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -35,10 +32,9 @@ use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 
-/// A page of a file, in place, announced in the thread's own slot. Derefs to the page's bytes.
-///
-/// Made by [`File::borrow`](crate::File::borrow). The bytes are a snapshot of one moment and never
-/// change under the guard, whatever happens to the file. The guard cannot leave its thread:
+/// A page of a file, in place, announced in the thread's own slot. Made by
+/// [`File::borrow`](crate::File::borrow). Derefs to the page's bytes, which never change under the
+/// guard. It cannot leave its thread, as a guard can that [`upgrade`](Self::upgrade) makes:
 ///
 /// ```compile_fail,E0277
 /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
@@ -50,21 +46,18 @@ use crate::pages::handle::Handle;
 /// });
 /// ```
 ///
-/// [`upgrade`](Self::upgrade) makes a guard that can. While the guard lives, its folio cannot be
-/// evicted, moved or written to; a guard that is kept for ever costs just that folio. A
+/// While the guard lives, its folio cannot be evicted, moved or written to. A
 /// [forgotten](std::mem::forget) guard keeps its slot until the reader is dropped.
 #[must_use = "the page is borrowed only as long as the guard lives"]
 pub struct Borrowed<'f, 'r> {
-    /// A state in the reader, or a boxed one. A pointer makes the guard neither `Send` nor `Sync`:
-    /// only the reader's thread writes the slot.
+    /// A state in the reader, or a boxed one. Neither `Send` nor `Sync`.
     state: NonNull<GuardState>,
     file: PhantomData<&'f Handle>,
     reader: PhantomData<&'r Reader>,
 }
 
 impl Handle {
-    /// The page number `page`, announced in a slot of `reader`. Inlined into the program is a hit
-    /// in the reader's first slot without a fence; the rest is a call.
+    /// Inlined into the program is a hit in the reader's first slot without a fence.
     #[inline(always)]
     pub(crate) fn borrow<'f, 'r>(
         &'f self,
@@ -77,7 +70,7 @@ impl Handle {
         }
     }
 
-    /// As [`borrow`](Self::borrow), but only if the page is cached at this moment.
+    /// If the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_borrow<'f, 'r>(
         &'f self,
@@ -107,7 +100,7 @@ impl Handle {
         self.borrow_otherwise(page, reader, MayWait::Yes).map(filled)
     }
 
-    /// Any page, in any slot, with or without a fence; by the slow path if that fails.
+    /// In any slot, with or without a fence; by the slow path if that fails.
     #[cold]
     #[inline(never)]
     fn borrow_otherwise<'f, 'r>(
@@ -123,7 +116,7 @@ impl Handle {
         }
     }
 
-    /// The hit alone, of a reader of this cache.
+    /// Of a reader of this cache.
     #[inline(always)]
     pub(crate) fn borrow_one<'f, 'r>(
         &'f self,
@@ -133,14 +126,13 @@ impl Handle {
         self.borrow_quickly(page, reader).or_else(|| self.borrow_at_once(page, reader))
     }
 
-    /// Whether a borrow of `reader` has no fence. Then it is one of this cache's.
+    /// Then the reader is one of this cache's.
     #[inline(always)]
     pub(crate) fn needs_no_fence(&self, reader: &Reader) -> bool {
         reader.is_unfenced_of(self.readers_address)
     }
 
-    /// Steps 3 to 5 for a whole page that was found, in one of the `free` slots of a reader that
-    /// needs no fence. `None` if a step fails, or no slot is free.
+    /// Steps 3 to 5 for a whole page, for a reader that needs no fence.
     #[inline(always)]
     pub(crate) fn borrow_found<'f, 'r>(
         &'f self,
@@ -153,8 +145,8 @@ impl Handle {
         announce_found::<false>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// Steps 3 to 5 for the `pages` of a block as they were `found`, with one fence: the guards, in
-    /// order, to the end of `guards`; `left` gets the numbers of the pages of which there is none.
+    /// Steps 3 to 5 for the `pages` of a block as they were `found`, with one fence, to the end of
+    /// `guards`; `left` gets the numbers of the pages of which there is none.
     #[inline(always)]
     pub(crate) fn borrow_all_found<'f, 'r, const N: usize>(
         &'f self,
@@ -188,8 +180,7 @@ impl Handle {
         }
     }
 
-    /// Error: [`ErrorKind::Invalid`] if it is another cache's: threads that freeze scan the readers
-    /// of their own cache only.
+    /// Threads that freeze scan the readers of their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
         if reader.is_of(&self.core.readers) {
             return Ok(());
@@ -198,7 +189,7 @@ impl Handle {
         Err(Cause::Foreign { what: "borrow from", whose: "reader", path }.into())
     }
 
-    /// Steps 1 to 5 in any slot. `None` if a step fails.
+    /// Steps 1 to 5 in any slot.
     pub(crate) fn borrow_at_once<'f, 'r>(
         &'f self,
         page: u64,
@@ -208,7 +199,7 @@ impl Handle {
         announce::<true, _>(self, page, AnyPage, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// By a reference. `None` if the page is absent and the caller may not wait.
+    /// `None`: the page is absent, and the caller may not wait.
     #[cold]
     #[inline(never)]
     pub(crate) fn borrow_slowly<'f, 'r>(
@@ -230,7 +221,7 @@ impl Handle {
         })
     }
 
-    /// Announces the page of a folio that is held and was up to date. `None` if that fails.
+    /// Of a folio that is held and was up to date.
     fn borrow_held<'f, 'r>(
         &'f self,
         page: u64,
@@ -246,7 +237,7 @@ impl Handle {
         announce_found::<true>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// Keeps the reference instead. `None` if the file ended before that page.
+    /// `None`: the file ended before that page.
     fn borrow_counted<'f, 'r>(&'f self, page: u64, held: Held<'f>) -> Option<Borrowed<'f, 'r>> {
         let head = held.head();
         let folio = FolioRef::of(self, held, page)?;
@@ -254,8 +245,8 @@ impl Handle {
     }
 }
 
-/// Steps 1 to 5, or 3 to 5 if the slot showed this page last; true if the state now shows the page.
-/// `ANY` allows fences and partial pages; without it `want` must be whole pages.
+/// Steps 1 to 5, or 3 to 5 if the slot showed this page last. `ANY` allows fences and partial
+/// pages; without it `want` must be whole pages.
 #[inline(always)]
 fn announce<const ANY: bool, W: Want>(
     handle: &Handle,
@@ -272,7 +263,7 @@ fn announce<const ANY: bool, W: Want>(
     announce_found::<ANY>(page, found, free, reader)
 }
 
-/// Steps 3 to 5, for the page that the slot showed last.
+/// Steps 3 to 5.
 #[inline(always)]
 fn announce_again<const ANY: bool>(
     handle: &Handle,
@@ -323,12 +314,12 @@ fn announced(Found { frame, head, stamp, .. }: Found<'_>, slot: &AtomicU32) -> b
         return false;
     }
     // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio in the
-    // slot, and so not the previous one, is ordered after all reads of the previous one.
+    // slot is ordered after all reads of the previous one.
     slot.store(head.0, Ordering::Release);
     true
 }
 
-/// Step 5, after the light fence: whether the state now shows the page; otherwise the slot is free.
+/// Step 5: whether the state now shows the page; otherwise the slot is free.
 #[inline(always)]
 fn confirmed<const ANY: bool>(
     page: u64,
@@ -336,12 +327,11 @@ fn confirmed<const ANY: bool>(
     (slot, state): (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {
-    // Inside the folio at this head if head and order are of one moment; otherwise still inside the
-    // arena, as each order that a head has had is that of a folio that began there.
+    // Inside the folio if head and order are of one moment; otherwise still inside the arena.
     let bytes = predicted(from, at as usize, 0);
     let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
     if !mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
-        // Release: as at the end of a borrow, though nothing was read.
+        // Release: as at the end of a borrow.
         slot.store(0, Ordering::Release);
         return false;
     }
@@ -351,32 +341,29 @@ fn confirmed<const ANY: bool>(
 }
 
 impl<'f, 'r> Borrowed<'f, 'r> {
-    /// A guard of what the state shows.
     #[inline(always)]
     fn of(state: &'r GuardState, handle: &'f Handle) -> Self {
         state.handle.set(Some(handle.into()));
         Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
     }
 
-    /// Takes over the reference of the folio that has this view.
+    /// Takes over the reference.
     fn counted(view: PageView, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
         let state = GuardState::new(None);
         let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
         state.shown.set(ShownPage { page, head, stamp: Stamp::default(), bytes, page_bytes });
         state.handle.set(Some(handle.into()));
-        // The pointer of the box itself: `drop_counted` makes a box of it again.
+        // `drop_counted` makes a box of it again.
         let state = NonNull::from(Box::leak(Box::new(state)));
         Borrowed { state, file: PhantomData, reader: PhantomData }
     }
 
     #[inline(always)]
     fn state(&self) -> &GuardState {
-        // SAFETY: the reader, whose lifetime the guard has, does not move its states; a boxed state
-        // lives until the guard's drop.
+        // SAFETY: the reader does not move its states; a boxed state lives until the guard's drop.
         unsafe { self.state.as_ref() }
     }
 
-    /// What the guard shows.
     fn view(&self) -> PageView {
         let ShownPage { head, bytes, page_bytes, .. } = self.state().shown.get();
         // SAFETY: as the look-up found it; a state changes only while its slot is free.
@@ -389,7 +376,6 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         unsafe { handle.as_ref() }
     }
 
-    /// The word of a model's page, now.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
         self.view().word()
@@ -397,15 +383,13 @@ impl<'f, 'r> Borrowed<'f, 'r> {
 
     /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
     /// If another thread is just trying to evict or move the folio, it waits for that thread, which
-    /// does no I/O meanwhile.
-    ///
-    /// It keeps the whole folio, however large: a folio that is borrowed cannot be split. For a
-    /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
+    /// does no I/O meanwhile. It keeps the whole folio, however large, as what is borrowed cannot
+    /// be split. For a guard that is kept for long, drop the borrow first and
+    /// [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`ErrorKind::TooMany`] if the folio has four million references;
-    /// [`ErrorKind::Forked`] in a child that was forked while another thread tried to evict or move
-    /// it.
+    /// [`ErrorKind::TooMany`] if the folio has four million references; [`ErrorKind::Forked`] in a
+    /// child that was forked while another thread tried to evict or move it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;
@@ -415,8 +399,8 @@ impl<'f, 'r> Borrowed<'f, 'r> {
             // SAFETY: as in `drop`.
             unsafe { slot.as_ref() }.store(0, Ordering::Release);
         }
-        // Frozen: another thread has not scanned the slots yet. It holds the mutex from before the
-        // freeze until it has thawed the folio, so under the mutex it is not frozen.
+        // Frozen: another thread has not scanned the slots yet, and holds the mutex until it has
+        // thawed the folio.
         let got = count.try_get(1);
         if got.is_err() {
             self.handle().core.check_owner()?;
@@ -432,15 +416,13 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }
 
-    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
-    /// beginning at [`folio_offset`](Self::folio_offset).
+    /// As [`FolioRef::folio`].
     pub fn folio(&self) -> &[u8] {
         // SAFETY: a folio that is announced or referenced is neither freed nor written to.
         unsafe { self.view().folio() }
     }
 
-    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
-    /// 4096.
+    /// As [`FolioRef::folio_offset`].
     pub fn folio_offset(&self) -> u64 {
         self.view().folio_offset()
     }
@@ -450,7 +432,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         self.view().is_current()
     }
 
-    /// By the pointer: a guard whose address is never taken stays in a register.
+    /// By the pointer: the guard stays in a register.
     #[cold]
     #[inline(never)]
     fn drop_counted(state: NonNull<GuardState>) {
@@ -501,7 +483,6 @@ impl Drop for Borrowed<'_, '_> {
     }
 }
 
-// As for `Cache`. What the guard shows does not change while it lives.
 impl UnwindSafe for Borrowed<'_, '_> {}
 impl RefUnwindSafe for Borrowed<'_, '_> {}
 

@@ -1,5 +1,4 @@
-//! What a guard shows: the bytes of one page, and of the folio around it. Each kind of guard has
-//! its own argument why they stay.
+//! What a guard shows: the bytes of one page, and of the folio around it.
 
 use std::ptr::NonNull;
 
@@ -7,13 +6,9 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};
 use crate::frames::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 
-/// One page of a folio.
-///
-/// # Invariants
-///
-/// `frame` is the entry of the folio's head, in a table that outlives the view. `page_bytes` is at
-/// least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before the end of the
-/// file as the folio has it.
+/// `frame` is the entry of the folio's head, in a table that outlives the view. `bytes .. bytes +
+/// page_bytes`, at least one, lies in one page of that folio, before the end of the file as the
+/// folio has it.
 #[derive(Clone, Copy)]
 pub(crate) struct PageView {
     frame: NonNull<Frame>,
@@ -22,9 +17,8 @@ pub(crate) struct PageView {
 }
 
 impl PageView {
-    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes`
-    /// bytes of the file; valid while the folio's version is unchanged. `None`: it is beyond the
-    /// end.
+    /// The page at byte `at` of a folio that begins at `from` and has `file_bytes` bytes of the
+    /// file; valid while the folio's version is unchanged. `None`: it is beyond the end.
     ///
     /// # Safety
     /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.
@@ -40,8 +34,6 @@ impl PageView {
         (page_bytes > 0).then(|| unsafe { PageView::at(frame, from.wrapping_add(at), page_bytes) })
     }
 
-    /// The page at the address `bytes`; `page_bytes` of its bytes belong to the file.
-    ///
     /// # Safety
     /// As for [`Self::of`]; and `page_bytes` is right.
     #[inline(always)]
@@ -67,18 +59,15 @@ impl PageView {
         self.page_bytes
     }
 
-    /// The page's bytes.
-    ///
     /// # Safety
     /// For as long as the slice is used, the folio is neither freed nor written to.
     #[inline(always)]
     pub(crate) unsafe fn page<'a>(&self) -> &'a [u8] {
-        // SAFETY: initialised and in one page of the arena by the invariants; the caller guarantees
-        // that no thread writes.
+        // SAFETY: initialised and in one page of the arena; the caller guarantees the rest.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
     }
 
-    /// The page's word; the model checker fails if a store can race with this load.
+    /// The model checker fails if a store can race with this load.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
         let mut word = [0; 8];
@@ -87,45 +76,37 @@ impl PageView {
         u64::from_ne_bytes(word)
     }
 
-    /// The offset in the file, in bytes, at which the folio begins.
-    ///
     /// Only for a folio that is not freed: until then its index and order do not change.
     #[inline]
     pub(crate) fn folio_offset(&self) -> u64 {
         self.frame().identity().index << PAGE_SHIFT
     }
 
-    /// All of the folio's bytes, up to the end of the file.
-    ///
     /// # Safety
     /// As for [`Self::page`].
     #[inline]
     pub(crate) unsafe fn folio<'a>(&self) -> &'a [u8] {
         let frame = self.frame();
         let bytes = frame.file_bytes();
-        // The page's offset in the folio: a folio's frames are contiguous, and its head is aligned.
+        // A folio's frames are contiguous, and its head is aligned.
         let at = self.bytes.addr().get() & (frame.order().bytes() - 1) & !(PAGE_BYTES - 1);
         let start = self.bytes.as_ptr().wrapping_sub(at);
-        // SAFETY: the folio's `order` frames begin at `start`, as the arena and each head are
-        // aligned to the order; the rest is the caller's promise.
+        // SAFETY: the folio's frames begin at `start`; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
-    /// Whether a look-up in the file finds this folio, now or as soon as a thread that has it
-    /// frozen thaws it.
+    /// Whether the folio is in the file's index, frozen or not.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
-        // Acquire: as in `Frame::read_retry`. A thread that has read, by any load, something stored
-        // after this folio left its file, finds it gone.
+        // Acquire: as in `Frame::read_retry`: whoever has read something stored after this folio
+        // left its file finds it gone.
         fence(Ordering::Acquire);
-        // A folio that has a guard is never changed, split or moved: all that can happen to it is
-        // that it leaves its file.
+        // All that can happen to a folio with a guard is that it leaves its file.
         self.frame().identity().mapping != MAPPING_NONE || mutant::on(Mutant::CurrentBlindly)
     }
 }
 
-/// How many bytes of the page at byte `at` of a folio belong to the file, if `file_bytes` of the
-/// folio do.
+/// Of the page at byte `at` of a folio, if `file_bytes` of the folio are the file's.
 #[inline(always)]
 pub(crate) fn page_bytes(at: usize, file_bytes: usize) -> usize {
     file_bytes.saturating_sub(at).min(PAGE_BYTES)

@@ -1,14 +1,13 @@
 //! Many pages by one future: [`GetMany`], which is a future for each of its pages that was not
 //! cached.
 //!
-//! Before it begins any, it has a claim to all of its pages, cached or not, until it returns: so
-//! the guards of all batches that wait come to no more than claims may. Without a claim it queues,
-//! and holds nothing. What is absent it begins together (`many/misses.rs`); then each part follows
-//! its page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as
-//! if it were new: what it has read is probably still cached when its turn comes. A batch that is
-//! too large for that, and so runs alone in its file, waits with its guards. So does the keeper
-//! (`pressure/queue.rs`): one that found no memory many times, as others may hold all but too
-//! little for it. Others that found none as often wait for its end, without guards.
+//! Before it begins any, it has a claim to all of its pages, cached or not, until it returns.
+//! Without a claim it queues, and holds nothing. What is absent it begins together
+//! (`many/misses.rs`); then each part follows its page. If one finds no memory, the batch drops its
+//! guards, gives up its claim, and queues as if it were new: what it has read is probably still
+//! cached when its turn comes. A batch that is too large for that, and so runs alone in its file,
+//! waits with its guards. So does the keeper (`pressure/queue.rs`): one that found no memory many
+//! times. Others that found none as often wait for its end, without guards.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -25,27 +24,25 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::{Claim, Keeps, Refused, Turn};
 use crate::pages::reclaim::{self, Patience};
 
-/// [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned, it gets the
-/// pages once more.
+/// [`File::get_many_async`](crate::File::get_many_async). Polled again, it gets the pages once
+/// more.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct GetMany<'f> {
     handle: &'f Handle,
     pages: Vec<u64>,
-    /// Of each page, once some have to be brought and the batch is admitted.
+    /// Once some have to be brought and the batch is admitted.
     parts: Vec<GetPart<'f>>,
     /// Those before this one are there.
     there: usize,
-    /// Those before this one are there, or on their way. Of the others one at most has a turn in
-    /// the queue.
+    /// Those before this one are there, or on their way. Of the others one at most has a turn.
     begun: usize,
-    /// To all of its pages, while it has parts.
+    /// To all of its pages.
     claimed: Claim,
     /// It queues for its claim, and holds nothing.
     turn: Option<Turn>,
     patience: Option<Patience>,
-    /// How often it has begun and found no memory.
     retreats: u32,
-    /// It is the keeper, or was until it was passed over.
+    /// It is the keeper, or was.
     keeps: Option<Keeps>,
 }
 
@@ -70,25 +67,21 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// How often it has stepped back.
     #[cfg(all(test, shuttle))]
     pub(crate) fn retreats(&self) -> u32 {
         self.retreats
     }
 
-    /// As if it had stepped back as often as it may.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn step_back_often(&mut self) {
         self.retreats = RETREATS_MAX;
     }
 
-    /// Whether it waits for memory with its guards.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn keeps_guards(&self) -> bool {
         self.keeps.is_some()
     }
 
-    /// How many pages it has, or has on their way.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn has(&self) -> usize {
         let has = |part: &&GetPart<'_>| match part {
@@ -98,7 +91,7 @@ impl<'f> GetMany<'f> {
         self.parts.iter().filter(has).count()
     }
 
-    /// Gets what is there, and begins the rest if it is admitted; if not, holds nothing and queues.
+    /// If it is not admitted, it holds nothing and queues.
     fn enter(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let Handle { core, mapping, .. } = self.handle;
         // Ends: each turn follows progress of others.
@@ -142,13 +135,12 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// Claims all its pages. If it has found no memory too often, it has to be the keeper. Also
-    /// with the progress seen.
+    /// If it has found no memory too often, it has to be the keeper. Also with the progress seen.
     fn claim(&mut self, pages: u32) -> (std::result::Result<Claim, Refused>, u64) {
         let Handle { core, mapping, .. } = self.handle;
         let file = (mapping.id, &mapping.on_its_way);
         let (claimed, seen) = core.pressure.claim(file, pages, self.turn.is_some());
-        // After the claim: while its file refuses it, one of another file may be the one.
+        // Not before: while its file refuses it, one of another file may be the keeper.
         let may_ask = claimed.is_ok() || mutant::on(Mutant::RefusedKeepsGuards);
         if may_ask && self.retreats == RETREATS_MAX && self.keeps.is_none() {
             self.keeps = core.pressure.may_keep_guards();
@@ -162,23 +154,22 @@ impl<'f> GetMany<'f> {
         (claimed, seen)
     }
 
-    /// Gives its turn up. If it has come, another one's has.
+    /// If its turn has come, another one's has.
     fn leave(&mut self) {
         if let Some(turn) = self.turn.take() {
             self.handle.core.pressure.served(self.handle.mapping.id, turn);
         }
     }
 
-    /// If a part found no memory: drops all guards, gives up the claim, and queues. A batch that
-    /// waits for memory while it holds some could wait for another such batch.
-    /// Error: it had no page, and its patience is over.
+    /// If a part found no memory: drops all guards, gives up the claim, and queues, as two batches
+    /// with guards could wait for each other. Error: it had no page, and its patience is over.
     fn step_back(&mut self, waker: &Waker) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
         let pages = self.claimed.pages();
         if pages == 0 || core.pressure.is_large(pages) {
             return Ok(());
         }
-        // No other part is polled while it is missing: see `poll_parts`.
+        // No other part is polled while it is missing.
         let polled = [self.there, self.begun];
         let is_short = |at: usize| match self.parts.get(at) {
             Some(GetPart::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
@@ -188,13 +179,13 @@ impl<'f> GetMany<'f> {
             self.keep_no_guards(); // it waits for reads alone, perhaps of a source that hangs
             return Ok(());
         };
-        // If it was passed over, the keeper may wait for what this one has.
+        // Passed over, it may have what the keeper waits for.
         let keeps_still = |keeps: &Keeps| core.pressure.keeps_guards(keeps, mapping.id, turn);
         self.keeps = self.keeps.take().filter(keeps_still);
         if self.keeps.is_some() {
             return Ok(());
         }
-        // A page on its way is given up, too: when it has come, it can be evicted.
+        // A page on its way can be evicted when it has come.
         let has_some = self.parts.iter().any(|part| match part {
             GetPart::There(_) => true,
             GetPart::Waits(get) => {
@@ -213,8 +204,7 @@ impl<'f> GetMany<'f> {
         (self.there, self.begun) = (0, 0);
         let claimed = std::mem::take(&mut self.claimed);
         if has_some {
-            // What it had can be evicted: another future may go on. This one does not queue
-            // meanwhile: to be woken by itself would be in vain.
+            // What it had can be evicted. To be woken by itself would be in vain.
             self.retreats = RETREATS_MAX.min(self.retreats + 1);
             self.leave();
             if !mutant::on(Mutant::RetreatKeepsClaim) {
@@ -240,7 +230,6 @@ impl<'f> GetMany<'f> {
         shortage.of_future(core, (mapping, self.pages[at]), why)
     }
 
-    /// It waits for nothing any more, and keeps nothing.
     fn end(&mut self) {
         self.parts.clear();
         (self.there, self.begun) = (0, 0);
@@ -265,7 +254,7 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// Begins what was not got `quick`, which is `left`: all at once, as far as it may.
+    /// Begins what is `left`, all at once, as far as it may.
     fn begin(&mut self, quick: Vec<FolioRef<'f>>, left: &[usize]) -> Result<()> {
         let (mut quick, mut left) = (quick.into_iter(), left.iter().peekable());
         let part = |(at, &page)| match left.next_if_eq(&&at) {
@@ -300,9 +289,8 @@ impl<'f> GetMany<'f> {
         Ok(())
     }
 
-    /// Looks at the first part that is missing, which alone has the waker, as all are wanted. Then
-    /// begins those that have not begun, until one queues. That one has the waker, too, and is
-    /// looked at each time: others queue behind it.
+    /// The first part that is missing has the waker. Then begins those that have not begun, until
+    /// one queues. That one has the waker, too, and is looked at each time: others queue behind it.
     fn poll_parts(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let (mut all, mut at) = (true, self.there);
         // Ends: each turn looks at a later part.
@@ -366,7 +354,7 @@ impl<'f> Future for GetMany<'f> {
         if this.handle.core.owner.is_here() {
             this.handle.core.pressure.renew(this.handle.mapping.id, &mut this.claimed);
         }
-        // Ends: each turn but the last has given up what it held, and then queues.
+        // Ends: each turn but the last has given up what it held.
         let polled = loop {
             let polled =
                 if this.parts.is_empty() { this.enter(waker) } else { this.poll_parts(waker) };

@@ -1,6 +1,6 @@
-//! Bringing one page for a future, as the blocking ways in do, without a thread that waits. If the
-//! page is on its way, the future leaves its waker with the folio (`wait`). If there is no memory,
-//! it queues (`pressure`). It starts fills by requests (`fill::begin`).
+//! Bringing one page for a future. If the page is on its way, the future leaves its waker with the
+//! folio (`wait`). If there is no memory, it queues (`pressure`). It starts fills by requests
+//! (`fill::begin`).
 //!
 //! | state | holds | ends when |
 //! |---|---|---|
@@ -8,9 +8,8 @@
 //! | `BringWait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
 //! | `BringWait::Turn` | a turn in the queue | memory or a worker is free, or a fill or a claim ended |
 //!
-//! From when it has begun a read until it returns, a future also has a claim to the pages that it
-//! brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
-//! keeps its turn until it gets what it wants.
+//! While it reads, a future also has a claim to the pages that it brings; the claims of a file's
+//! futures are limited (`Pressure::claim`). A future that is refused keeps its turn.
 
 use std::task::{Poll, Waker};
 
@@ -27,28 +26,26 @@ use crate::pages::pressure::{Claim, Refused, Turn};
 use crate::pages::reclaim::{self, Patience};
 use crate::pages::stream::Plan;
 
-/// Brings one page, up to date and held.
 pub(super) struct Bring<'f> {
     handle: &'f Handle,
     pub(super) page: u64,
-    /// How much is wanted from the start of the page on.
+    /// From the start of the page on.
     bytes: usize,
     pub(super) wait: BringWait<'f>,
-    /// Whether the page was not there at first.
+    /// The page was not there at first.
     missed: bool,
     claimed: Claim,
-    /// Its batch has a claim to its page, so it needs none.
+    /// Its batch has a claim.
     pub(super) admitted: bool,
-    /// What it queues for is memory: the progress seen before it found none.
+    /// It queues for memory: the progress seen before.
     short: Option<u64>,
-    /// It queues, or was woken and tries.
+    /// Also while it tries.
     turn: Option<Turn>,
     plan: Option<Plan>,
     wanted: WantedPages,
     patience: Option<Patience>,
 }
 
-/// See the table above.
 pub(super) enum BringWait<'f> {
     Look,
     Arrival(Held<'f>, Ticket),
@@ -73,7 +70,7 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// What it reads where its page is absent, whatever the handle's stream says.
+    /// Where its page is absent, whatever the handle's stream says.
     #[cfg(feature = "map")]
     pub(super) fn reads(&mut self, plan: Plan) {
         self.plan = Some(plan);
@@ -93,9 +90,8 @@ impl<'f> Bring<'f> {
         if core.owner.is_here() {
             core.pressure.renew(file, &mut self.claimed);
         }
-        // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
-        // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
-        // that failed it reads alone, and then returns the error.
+        // Ends: each turn follows what another thread did. A future's own attempt is no progress.
+        // After a fill that failed it reads alone, and then returns the error.
         loop {
             if !matches!(self.wait, BringWait::Look) {
                 core.check_owner()?;
@@ -135,7 +131,7 @@ impl<'f> Bring<'f> {
             };
             core.check_owner()?;
             if let Some(held) = held {
-                // What others have read, or are reading, needs no claim.
+                // What others read needs no claim.
                 self.wait_for(held);
                 continue;
             }
@@ -159,7 +155,7 @@ impl<'f> Bring<'f> {
             }
             let claimed = self.claimed;
             let queued = core.pressure.queue((file, self.turn), (why, seen), claimed, waker);
-            // Not before: cloning the waker may panic.
+            // Cloning the waker may panic.
             self.claimed = Claim::default();
             if let Some(turn) = queued {
                 self.turn = Some(turn);
@@ -170,7 +166,7 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// The folio is on its way, or has just arrived.
+    /// On its way, or just arrived.
     fn wait_for(&mut self, held: Held<'f>) {
         if fill::is_on_its_way(held.frame()) {
             self.handle.core.counters.count(Event::Wait);
@@ -182,7 +178,7 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// Whether it may begin, and what progress there was before.
+    /// Also with the progress seen before.
     fn claim(&mut self) -> (std::result::Result<(), Refused>, u64) {
         let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
         let Handle { core, mapping, .. } = self.handle;
@@ -195,10 +191,9 @@ impl<'f> Bring<'f> {
         (claimed.map(|claim| self.claimed = claim), seen)
     }
 
-    /// For a part of a batch, after what was absent was submitted: follows its page, if that is
-    /// there or on its way. If not, it begins by itself when it is polled.
+    /// A part of a batch follows its page, if that is there or on its way. If not, it begins by
+    /// itself when it is polled.
     pub(super) fn follow(&mut self) {
-        // What its batch has read is no hit.
         self.missed = true;
         if let Some(held) = self.handle.core.hold(&self.handle.mapping, self.page) {
             self.wait_for(held);
@@ -211,7 +206,7 @@ impl<'f> Bring<'f> {
         self.short.zip(self.turn).filter(|_| queues)
     }
 
-    /// Its turn, which the caller has from now on.
+    /// The caller has it from now on.
     pub(super) fn hand_over_turn(&mut self) -> Option<Turn> {
         self.wait = BringWait::Look;
         self.turn.take()
@@ -224,7 +219,6 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// It waits for nothing any more, and keeps nothing.
     fn end(&mut self) {
         let core = &self.handle.core;
         let (wait, turn) = (std::mem::replace(&mut self.wait, BringWait::Look), self.turn.take());
@@ -271,8 +265,7 @@ impl Drop for Bring<'_> {
     }
 }
 
-/// What a future has once it has to bring a page. Boxed: a future that is ready at once is small,
-/// and its end is a comparison.
+/// Boxed: a future that is ready at once is small, and its end is a comparison.
 pub(super) struct LazyBring<'f>(pub(super) Option<Box<Bring<'f>>>);
 
 impl Drop for LazyBring<'_> {

@@ -1,17 +1,11 @@
-//! Futures of reads and pages. What programs may rely on is told on the crate's front page,
-//! "Futures".
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
-//! | `bring.rs` | bringing one page: the states of a future |
-//! | `batch.rs` | the future of many pages: a claim to all, and a future for each |
-//! | `room.rs` | waiting for memory for a copy |
-//! | `set.rs` | futures that one thread waits for by one eventfd |
+//! Futures of reads and pages: here those of a page and of a read, which `bring.rs` brings one page
+//! at a time; `batch.rs` has that of many, `room.rs` waits for memory for a copy, and `set.rs` is
+//! for one thread with an eventfd. The crate's front page, "Futures", says what programs may rely
+//! on.
 //!
 //! Each poll goes on until it has the page, an error, or has left its waker. A future that ends, or
-//! is dropped in any state, takes its waker, its turn and its claim back, and gives up its
-//! reference; a fill that it began goes on. In a forked child it takes no lock.
+//! is dropped, takes its waker, its turn and its claim back, and gives up its reference; a fill
+//! that it began goes on. In a forked child it takes no lock.
 
 mod batch;
 mod bring;
@@ -36,8 +30,7 @@ use bring::{Bring, BringWait, LazyBring};
 pub(crate) use room::copy_memory;
 pub(crate) use set::{Ready, Set};
 
-/// [`File::get_async`](crate::File::get_async). Polled after it has returned, it gets the page once
-/// more.
+/// [`File::get_async`](crate::File::get_async). Polled again, it gets the page once more.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Get<'f> {
     handle: &'f Handle,
@@ -56,7 +49,6 @@ impl<'f> Get<'f> {
         bring.0.get_or_insert_with(|| Box::new(Bring::new(handle, *page, PAGE_BYTES)))
     }
 
-    /// What it waits for, if it waits.
     fn wait(&self) -> &BringWait<'f> {
         self.bring.0.as_ref().map_or(&BringWait::Look, |bring| &bring.wait)
     }
@@ -118,8 +110,7 @@ impl<'f> Future for Get<'f> {
     }
 }
 
-/// The folio of `page`, up to date and held, as [`fill::get`](crate::pages::fill::get). With
-/// `alone`, nothing but the page is read.
+/// As [`fill::get`](crate::pages::fill::get). With `alone`, nothing but the page is read.
 #[cfg(feature = "map")]
 pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, PAGE_BYTES);
@@ -129,22 +120,22 @@ pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// The folio of `page`, of which `bytes` bytes are wanted from its start on.
+/// `bytes` bytes are wanted from the start of `page` on.
 #[cfg(not(loom))]
 pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, bytes);
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned, it returns
-/// the same count, or tries again what failed.
+/// [`File::read_at_async`](crate::File::read_at_async). Polled again, it returns the same count, or
+/// tries again what failed.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,
     buf: &'b mut [u8],
     offset: u64,
     done: usize,
-    /// The page at which `done` ends, once something had to be brought.
+    /// Of the page at which `done` ends.
     bring: LazyBring<'f>,
     polled: bool,
 }

@@ -1,9 +1,7 @@
-//! Waiting for memory for a copy, without a thread: [`copy_memory`].
-//!
-//! All that want a copy queue in one line (`pressure/queue.rs`), whatever their files, and hold
-//! nothing meanwhile: the first one tries. One whose file has enough copies on their way goes to
-//! the end of the line: its source may hang. No other futures wait behind that line: there may be
-//! memory for them, though other copies, or guards, leave too little for a copy.
+//! Waiting for memory for a copy, without a thread: [`copy_memory`]. All that want a copy queue in
+//! one line (`pressure/queue.rs`), whatever their files, and hold nothing meanwhile: the first one
+//! tries. One whose file has enough copies on their way goes to the end of the line. No other
+//! futures wait behind that line: there may be memory for them.
 
 use std::task::{Poll, Waker};
 
@@ -17,7 +15,6 @@ use crate::pages::reclaim::{self, Copied, Patience, allocate_copy};
 /// The line of all copies: no file has that number.
 const COPIES: u32 = MAPPING_NONE;
 
-/// Memory for a copy of `bytes` bytes, from those of `page` on.
 pub(crate) async fn copy_memory(handle: &Handle, page: u64, bytes: usize) -> Result<Copied> {
     let mut room = Room { handle, page, bytes, turn: None, patience: None };
     std::future::poll_fn(|context| room.poll(context.waker())).await
@@ -27,9 +24,8 @@ struct Room<'f> {
     handle: &'f Handle,
     page: u64,
     bytes: usize,
-    /// It queues, or was woken and tries.
     turn: Option<Turn>,
-    /// From its first attempt on: until then, the patience of those before it counts.
+    /// From its first attempt on.
     patience: Option<Patience>,
 }
 
@@ -42,7 +38,7 @@ impl Room<'_> {
             if self.turn.is_some_and(|turn| core.pressure.is_queued(COPIES, turn, waker)) {
                 return Poll::Pending;
             }
-            // Of no pages: whether others are before it.
+            // Whether others are before it.
             let line = (COPIES, &OnItsWay::default());
             let (may_try, seen) = core.pressure.claim(line, 0, self.turn.is_some());
             let mut why = Refused::Behind;

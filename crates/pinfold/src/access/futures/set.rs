@@ -2,10 +2,9 @@
 //! ended.
 //!
 //! A future's waker puts its key into `WokenKeys`, and the thread polls the futures whose keys are
-//! there. The eventfd is written and read under the mutex of `WokenKeys` alone: raised by whoever
-//! adds the first key, or has something else to be taken, and lowered when the thread has found
-//! nothing any more. So a thread that waits for it misses nothing. A key is never used again: what
-//! wakes a future that has ended finds none.
+//! there. The eventfd is written and read under that mutex alone: raised by whoever adds the first
+//! key, or has something else to be taken, and lowered when the thread has found nothing any more.
+//! So the thread misses nothing. A key is never used again.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +21,6 @@ use crate::base::sync::locks::Mutex;
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 
-/// Futures of type `F`, each with a tag.
 pub(crate) struct Set<T, F: ?Sized> {
     ready: Arc<Ready>,
     waiting: HashMap<u64, WaitingFuture<T, F>>,
@@ -36,12 +34,11 @@ struct WaitingFuture<T, F: ?Sized> {
 }
 
 impl<T, F: Future + ?Sized> Set<T, F> {
-    /// None yet, behind a new descriptor.
     pub(crate) fn of(ready: Ready) -> Self {
         Set { ready: Arc::new(ready), waiting: HashMap::new(), last_key: 0 }
     }
 
-    /// Polls a new future. Keeps it unless it ends at once: then this is its end.
+    /// Keeps it unless it ends at once: then this is its end.
     pub(crate) fn begin(&mut self, tag: T, future: Pin<Box<F>>) -> Option<(T, F::Output)> {
         self.last_key += 1;
         let key = self.last_key;
@@ -56,12 +53,12 @@ impl<T, F: Future + ?Sized> Set<T, F> {
         }
     }
 
-    /// One that has ended by now. If there is none, the descriptor is not readable any more.
+    /// If none has ended, the descriptor is not readable any more.
     pub(crate) fn next(&mut self) -> Option<(T, F::Output)> {
         // Ends: each turn takes a key, and each key was added because something has happened.
         loop {
             let key = self.ready.take()?;
-            // Without a future if it was given up, or woken once more.
+            // None if it was given up, or woken once more.
             let Some(waiting) = self.waiting.get_mut(&key) else { continue };
             if let Poll::Ready(output) = waiting.poll() {
                 let ended = self.waiting.remove(&key)?;
@@ -70,23 +67,21 @@ impl<T, F: Future + ?Sized> Set<T, F> {
         }
     }
 
-    /// Wakes a future that is not there.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn wake_nobody(&self) {
         self.ready.add(0);
     }
 
-    /// Makes the descriptor readable, until [`next`](Self::next) finds nothing.
+    /// The descriptor is readable until [`next`](Self::next) finds nothing.
     pub(crate) fn raise(&self) {
         self.ready.raise();
     }
 
-    /// Gives up those for whose tag `keep` is false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         self.waiting.retain(|_, waiting| keep(&waiting.tag));
     }
 
-    /// How many have not ended.
+    /// That have not ended.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -110,7 +105,7 @@ impl AsFd for Ready {
     }
 }
 
-/// What those who wake and the thread share; it can be made before the thread runs.
+/// Shared with those who wake; it can be made before the thread runs.
 pub(crate) struct Ready {
     woken: Mutex<WokenKeys>,
     event: OwnedFd,
@@ -118,14 +113,11 @@ pub(crate) struct Ready {
 }
 
 struct WokenKeys {
-    /// Of futures to be polled.
     keys: VecDeque<u64>,
-    /// Whether the eventfd is readable.
     raised: bool,
 }
 
 impl Ready {
-    /// Error: [`ErrorKind::System`].
     pub(crate) fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|why| Cause::eventfd(why.into()))?;
@@ -134,7 +126,6 @@ impl Ready {
         Ok(Ready { woken, event, owner })
     }
 
-    /// A future is to be polled.
     fn add(&self, key: u64) {
         // As in `raise`.
         if !self.owner.is_here() {
@@ -145,9 +136,8 @@ impl Ready {
         self.raise_if_not(&mut woken);
     }
 
-    /// Something has ended.
     fn raise(&self) {
-        // A child of a fork would raise its parent's eventfd, and the mutex may be locked for ever.
+        // A child of a fork would raise its parent's eventfd.
         if self.owner.is_here() {
             self.raise_if_not(&mut self.woken.lock());
         }
@@ -161,7 +151,7 @@ impl Ready {
         }
     }
 
-    /// The future to be polled next. If there is none, the eventfd is not readable any more.
+    /// If there is none, the eventfd is not readable any more.
     fn take(&self) -> Option<u64> {
         if !self.owner.is_here() {
             return None;
@@ -170,7 +160,7 @@ impl Ready {
         let key = woken.keys.pop_front();
         if key.is_none() && std::mem::take(&mut woken.raised) {
             let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.event, &mut [0; 8]));
-            // Not there any more if a program has read it, which it should not.
+            // A program may have read it, which it should not.
             assert!(
                 matches!(read, Ok(8) | Err(rustix::io::Errno::AGAIN)),
                 "reading the eventfd failed: {read:?}"
@@ -180,7 +170,6 @@ impl Ready {
     }
 }
 
-/// Wakes one future.
 struct FutureKey {
     key: u64,
     ready: Arc<Ready>,

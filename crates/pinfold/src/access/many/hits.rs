@@ -1,19 +1,14 @@
-//! Hits of a batch, in two passes over blocks of pages, so that the processor fetches for all of a
-//! block at a time what it would fetch for one page after another:
+//! Hits of a batch, in two passes over blocks of pages, so that the processor's cache misses
+//! overlap:
 //!
 //! 1. look up where each page's folio is (a hint), and ask for the folio's entry; a read asks for
 //!    its bytes, too, where they probably are;
 //! 2. do what a single hit does with that hint, by the same functions (`found.rs`, `read.rs`,
 //!    `borrow/`).
 //!
-//! Only the order is another: whatever the single call may meet between two of its steps, may
-//! happen between two passes. A page for which a step fails is tried once more by the single call,
-//! which says why if it fails there, too. The first pass leaves the hint alone: to find the entry
-//! once more takes fewer instructions than to keep what else was found. A guard's bytes are not
-//! asked for: nobody knows yet which of them the program will look at.
-//!
-//! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
-//! size of a block.
+//! A page for which a step fails is tried once more by the single call, which says why if it fails
+//! there, too. The first pass leaves the hint alone: to find the entry once more takes fewer
+//! instructions than to keep it.
 
 use std::num::NonZero;
 
@@ -26,10 +21,10 @@ use crate::pages::handle::Handle;
 use super::read_at::ReadAt;
 use crate::access::read::BytesWanted;
 
-/// Pages of a block.
+/// Pages; a core waits for so many lines at a time.
 pub(super) const BLOCK: usize = 16;
 
-/// Out of line: what passes could not get, the single call tries.
+/// Out of line.
 #[cold]
 #[inline(never)]
 fn alone<T>(call: impl FnOnce() -> T) -> T {
@@ -37,7 +32,7 @@ fn alone<T>(call: impl FnOnce() -> T) -> T {
 }
 
 impl Handle {
-    /// The reads of a block that are short ones; `left` gets the numbers of the others.
+    /// The short ones; `left` gets the numbers of the others.
     #[inline]
     pub(crate) fn read_block(&self, reads: &mut [ReadAt<'_>], mut left: impl FnMut(usize)) {
         let mut heads = [FrameNumber(0); BLOCK];
@@ -45,7 +40,7 @@ impl Handle {
             *head = self.ask_for_bytes(read.offset);
         }
         let shard = self.counters().shard();
-        // Reads of one length in a row, which are counted together; at first of none.
+        // Reads of one length in a row are counted together.
         let (mut length, mut row) = (0, 0);
         for (at, (read, &head)) in reads.iter_mut().zip(&heads).enumerate() {
             let bytes = read.buf.len();
@@ -80,14 +75,13 @@ impl Handle {
         }
     }
 
-    /// Pass 1 of a read: the folio by the index, and its entry and the bytes asked for. Where the
-    /// bytes are is a guess, as nothing is checked; pass 2 checks.
+    /// Pass 1 of a read. Where the bytes are is a guess; pass 2 checks.
     #[inline(always)]
     fn ask_for_bytes(&self, offset: u64) -> FrameNumber {
         let (head, small) = self.hint_and_size_of_byte(offset);
         let (frame, from) = self.window.both(head);
         let at = if small {
-            // Probably in its first page. Its entry is not waited for then.
+            // Probably in its first page.
             prefetch(frame);
             offset & (PAGE_BYTES as u64 - 1)
         } else {
@@ -98,7 +92,6 @@ impl Handle {
         head
     }
 
-    /// A read by the single call's short path.
     #[inline(always)]
     pub(super) fn read_one(&self, read: &mut ReadAt<'_>) -> bool {
         let short = self.read_shortly(read.buf, read.offset);
@@ -108,8 +101,7 @@ impl Handle {
         short
     }
 
-    /// The pages of a block that can be held at once, in order, to the end of `guards`; `left` gets
-    /// the numbers of the others.
+    /// Those that can be held at once, in order; `left` gets the numbers of the others.
     #[inline]
     pub(crate) fn get_block<'a>(
         &'a self,
@@ -124,7 +116,7 @@ impl Handle {
         self.counters().add(Event::CountedHit, made);
     }
 
-    /// Borrows what is cached of a block of pages, in slots of `free`, which are of `reader`.
+    /// Of what is cached, in slots of `free`, which are of `reader`.
     #[inline]
     pub(crate) fn borrow_block<'f, 'r>(
         &'f self,
@@ -146,8 +138,7 @@ impl Handle {
         guard_block(pages, &heads, guards, quick, single, left);
     }
 
-    /// The second pass of a reader that needs fences: one for the whole block, between the
-    /// announcements of all and the comparisons of all.
+    /// With one fence for the whole block, between all announcements and all comparisons.
     #[cold]
     #[inline(never)]
     fn borrow_fenced<'f, 'r>(
@@ -166,7 +157,7 @@ impl Handle {
         self.borrow_all_found(pages, &found, reader, free, guards, left);
     }
 
-    /// Pass 1 for guards: the folios by the index, and their entries asked for.
+    /// Pass 1 for guards.
     #[inline(always)]
     fn ask_for_entries(&self, pages: &[u64]) -> [FrameNumber; BLOCK] {
         let mut heads = [FrameNumber(0); BLOCK];
@@ -178,8 +169,8 @@ impl Handle {
     }
 }
 
-/// Pass 2 for guards: to the end of `guards`, in order; `left` gets the numbers of the pages of
-/// which there is none. `quick` takes a guard by the hint; returns how many it got.
+/// Pass 2 for guards, by `quick` with the hint, in order; `left` gets the numbers of the pages
+/// without any. Returns how many `quick` got.
 #[inline(always)]
 fn guard_block<G>(
     pages: &[u64],
@@ -192,8 +183,7 @@ fn guard_block<G>(
     guards.reserve(pages.len());
     let (room, mut made, mut by_single) = (guards.spare_capacity_mut(), 0, 0);
     for (at, (&page, &head)) in pages.iter().zip(heads).enumerate() {
-        // Each guard is written to its place, which is known before there is a guard: otherwise the
-        // guard would pass through the stack.
+        // The place is known before there is a guard, or that would pass through the stack.
         let place = &mut room[made];
         if let Some(guard) = quick(page, head) {
             place.write(guard);

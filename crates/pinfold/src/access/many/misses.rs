@@ -1,5 +1,4 @@
-//! What is absent of many pages, begun to be read as one submission: which pages, memory for them,
-//! and their requests. How a fill goes on from there is `fill`'s.
+//! What is absent of many pages, begun to be read as one submission.
 //!
 //! 1. ask for each page whether its folio is there, cached or on its way, by a look-up that takes
 //!    no lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group
@@ -16,8 +15,8 @@
 //!    then, one by one, the requests that the engine did not take. Otherwise give up those
 //!    requests, which takes their folios out of the index again.
 //!
-//! Futures begin as threads do, but wait for no memory, read nothing themselves, and leave requests
-//! that the engine did not take to each future's own attempt.
+//! Futures wait for no memory, read nothing themselves, and leave requests that the engine did not
+//! take to each future's own attempt.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,33 +32,31 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::Need;
 use crate::pages::stream::Plan;
 
-/// The most groups of one submission.
+/// Of one submission.
 const GROUPS_MAX: usize = 64;
 
-/// The most pages of one submission, unless a single group has more: until then its memory is idle.
+/// Of one submission, unless a single group has more: until then its memory is idle.
 const PAGES_MAX: u64 = 4096;
 
-/// The most pages of a group of which a thread waits for a page.
+/// Of a group, where a thread waits for a page.
 const WINDOW: u64 = Order::MAX.frames() as u64;
 
-/// Pages that are absent, and the groups that they make.
 pub(crate) struct Absent<'a> {
     handle: &'a Handle,
     pages: Vec<u64>,
-    /// What is there of the pages that were asked for. It is about to be used.
+    /// What is there of the pages that were asked for: it is about to be used.
     there: Vec<u64>,
-    /// Pages that the file has.
+    /// Of the file.
     end: u64,
 }
 
 impl<'a> Absent<'a> {
-    /// None so far, of the file of `handle`.
     pub(crate) fn new(handle: &'a Handle) -> Self {
         let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
         Absent { handle, pages: Vec::new(), there: Vec::new(), end }
     }
 
-    /// Step 1: adds what is absent of `pages`; true if any of it is.
+    /// Step 1; true if any of `pages` is absent.
     pub(crate) fn add(&mut self, pages: Range<u64>) -> bool {
         let (before, end) = (self.pages.len(), pages.end.min(self.end));
         let mut page = pages.start;
@@ -76,7 +73,7 @@ impl<'a> Absent<'a> {
         self.pages.len() > before
     }
 
-    /// The groups, of at most `window` pages, that do not cross a multiple of that.
+    /// Of at most `window` pages, which do not cross a multiple of that.
     fn groups(&mut self, window: u64) -> Vec<Range<u64>> {
         for pages in [&mut self.pages, &mut self.there] {
             pages.sort_unstable();
@@ -88,11 +85,9 @@ impl<'a> Absent<'a> {
         groups.map(|group| group[0]..group[group.len() - 1] + 1).collect()
     }
 
-    /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
-    /// could not be begun, or has failed. Returns where the errors of failed reads are; some may
-    /// still come.
-    /// Error: as for [`fill::prepare`] of the first group, and
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
+    /// All steps, for a thread that waits. Afterwards what was added is cached, on its way, could
+    /// not be begun, or has failed. Returns where the errors of failed reads are; some may still
+    /// come. An error concerns all that was added: as for [`fill::prepare`] of the first group.
     pub(super) fn read(mut self) -> Result<Option<Arc<Failed>>> {
         if self.pages.is_empty() {
             return Ok(None);
@@ -116,7 +111,7 @@ impl<'a> Absent<'a> {
                 batch.tell(&failed);
             }
             handle.core.counters.add(Event::Miss, folios(&others));
-            // These have the memory first, as they are waited for.
+            // After these, which are waited for.
             if let Some((plan, after)) = ahead
                 && plan.ahead_end > after
             {
@@ -155,8 +150,7 @@ impl<'a> Absent<'a> {
         Ok(Some(failed))
     }
 
-    /// Begins the reads for futures, of which each then waits for its page, or begins it by itself.
-    /// Error: [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// For futures, of which each then waits for its page, or begins it by itself.
     pub(crate) fn begin(mut self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());
@@ -179,7 +173,7 @@ impl<'a> Absent<'a> {
                 requests.push(batch.request().awaited());
             }
             handle.mapping.backing.submit(&mut requests);
-            // What was not taken is no miss: each future tries by itself.
+            // What was not taken is no miss.
             misses.truncate(misses.len().saturating_sub(requests.len()));
             all_misses += misses.drain(..).sum::<u64>();
             let taken = requests.is_empty();
@@ -197,12 +191,11 @@ impl<'a> Absent<'a> {
     }
 }
 
-/// What is on its way of a first group, and how far to read ahead behind it.
+/// With the plan of what to read ahead behind it.
 type FirstGroup = (FillBatch, Plan);
 
-/// Step 2: what is on its way of the first group, with the plan of what to read ahead behind it;
-/// and the groups that are left. `None` if others are on all of them; for a future also if there is
-/// no memory at once. `there`, in order, is about to be used.
+/// Step 2, and the groups that are left. `None` if others are on all of them; for a future also if
+/// there is no memory at once. `there`, in order, is about to be used.
 fn first_group(
     handle: &Handle,
     mut groups: Vec<Range<u64>>,
@@ -235,13 +228,11 @@ fn missed(batch: &FillBatch, plan: Plan) -> u64 {
     if plan.mark { 1 } else { batch.folios() as u64 }
 }
 
-/// How many folios they have.
 fn folios(batches: &[FillBatch]) -> u64 {
     batches.iter().map(|batch| batch.folios() as u64).sum()
 }
 
-/// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
-/// ways: it takes no lock, and holds nothing.
+/// Where the folio of `page` ends, if it seems to be cached or on its way. May be wrong both ways.
 #[inline]
 fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
     let (frame, _) = handle.window.try_both(handle.hint(page))?;
@@ -251,8 +242,7 @@ fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
     there.then_some(end)
 }
 
-/// Begins to read those of `pages` that are absent. Nobody waits for them.
-/// Error: [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+/// Nobody waits for what is absent of `pages`.
 pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     handle.core.check_owner()?;
     let mut absent = Absent::new(handle);
@@ -263,7 +253,7 @@ pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Starts to read what `reads` want, of which each says by itself what it cannot get.
+/// Each of `reads` says by itself what it cannot get.
 pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
     let mut absent = Absent::new(handle);
     for read in reads {
@@ -274,7 +264,7 @@ pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
     }
 }
 
-/// Starts to read a range, of which it reads at most a quarter of the cache.
+/// At most a quarter of the cache.
 pub(crate) fn will_need(handle: &Handle, pages: Range<u64>) {
     let share = u64::from(handle.core.frames.frames() / 4);
     let window = handle.stream.window_pages();
@@ -292,7 +282,7 @@ pub(crate) fn will_need(handle: &Handle, pages: Range<u64>) {
     }
 }
 
-/// As many of the first groups as one submission takes.
+/// As many of the first groups as one takes.
 fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
     let mut pages = 0;
     let fits = |group: &&Range<u64>| {
@@ -303,8 +293,7 @@ fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
     &groups[..groups.iter().take(GROUPS_MAX).take_while(fits).count()]
 }
 
-/// Steps 3 to 6 for all groups, where nobody waits. False if memory or the engine had no more to
-/// give.
+/// Steps 3 to 6, where nobody waits. False if memory or the engine had no more to give.
 fn start_all(handle: &Handle, mut groups: &[Range<u64>]) -> bool {
     // Ends: a submission has at least one group.
     while !groups.is_empty() {
@@ -324,8 +313,7 @@ fn start_all(handle: &Handle, mut groups: &[Range<u64>]) -> bool {
 }
 
 /// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may,
-/// or where another thread's folio divides it. Also whether there was memory for all. Waits for
-/// nothing but locks.
+/// or where another thread's folio divides it. Also whether there was memory for all.
 fn prepare(handle: &Handle, groups: &[Range<u64>], wanted: For) -> (Vec<FillBatch>, bool) {
     let (folios, whole) = allocate(handle, groups);
     let mut batches: Vec<FillBatch> = Vec::new();
@@ -358,7 +346,7 @@ fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Filling>, bool) {
             if !core.pressure.shares.fill_begins(on_its_way, wish, Need::Nobody) {
                 return (all, false);
             }
-            // The first group alone may wait: see the head of `many/mod.rs`.
+            // Only in a mutant: see the head of `many/mod.rs`.
             let waits = mutant::on(Mutant::GroupsWait);
             let got = fill::allocate(handle, wish, waits).ok().flatten();
             let Some((head, order)) = got else { return (all, false) };

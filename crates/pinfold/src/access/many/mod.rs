@@ -1,34 +1,23 @@
-//! Many pages at once: reads, guards and prefetches of pages that need not be neighbours.
+//! Many pages at once: reads, guards and prefetches of pages that need not be neighbours. Step by
+//! step:
 //!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
-//! | `hits.rs` | the quick part: two passes over blocks of pages |
-//! | `read_at.rs` | one entry of a `read_many` |
-//! | `misses.rs` | the source's part: what is absent of many pages, as one submission |
-//!
-//! # A batch, step by step
-//!
-//! 1. the two passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries gains
-//!    nothing by them, and tries one after the other. What they do not get is *left*: absent, on its
-//!    way, or cached and in need of the slow path;
+//! 1. the two passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries
+//!    tries one after the other. What they do not get is *left*: absent, on its way, or in need of
+//!    the slow path;
 //! 2. of what is left, [`AT_ONCE`] entries at a time: begin to read all that is absent, in one
 //!    submission (`misses.rs`); a page that is wanted twice is read once;
-//! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
-//!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
-//!    begun in 2. So nothing depends on how far 2 has got, but for reads that failed there: their
-//!    error is the entry's, unless that read had more pages than it wants (`fill/alone.rs`);
+//! 3. each entry that is left by the single call's slow path, in the order of the batch. So nothing
+//!    depends on how far 2 has got, but for reads that failed there: their error is the entry's,
+//!    unless that read had more pages than it wants (`fill/alone.rs`);
 //! 4. put both parts together, in the order of the batch.
-//!
-//! # Why batches do not wait for one another
 //!
 //! A folio on its way keeps others waiting, so the thread that has put it there must wait for
 //! nothing but its read. In 2 only the first group of pages may wait for memory, when nothing of
 //! this batch is on its way. After that the thread gives its requests to the engine, and reads by
 //! itself what the engine does not take, before it waits for anybody (3).
 //!
-//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read,
-//! as a program's own guards do: two batches that together want more than there is may both fail.
+//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read:
+//! two batches that together want more than there is may both fail.
 
 mod hits;
 mod misses;
@@ -49,12 +38,11 @@ use hits::BLOCK;
 pub(crate) use misses::{Absent, prefetch, prefetch_reads, will_need};
 pub use read_at::ReadAt;
 
-/// Entries that are left for the slow path and that are begun to be read at a time: half of what
-/// the engine's ring takes for nobody.
+/// Left for the slow path and begun to be read: half of what the engine's ring takes for nobody.
 pub(crate) const AT_ONCE: usize = 64;
 
 impl Handle {
-    /// Carries out all `reads`. Returns the first of their errors.
+    /// Returns the first of their errors.
     #[inline]
     pub(crate) fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
         let mut left = Vec::new();
@@ -98,7 +86,7 @@ impl Handle {
                 let result = &reads[at].result;
                 let Err(error) = result else { continue };
                 if matches!(error.cause(), Cause::NoMemory { .. }) {
-                    // Waiting once more for each of the others would bring nothing.
+                    // To wait again would bring nothing.
                     refused.get_or_insert_with(|| error.clone());
                 }
                 if first.is_ok() {
@@ -109,7 +97,7 @@ impl Handle {
         first
     }
 
-    /// Step 3 for a copy, of which something was absent in 2, or nothing.
+    /// Step 3 for a copy. `miss`: something of it was absent in 2.
     fn copy_left(
         &self,
         read: &mut ReadAt<'_>,
@@ -120,7 +108,7 @@ impl Handle {
         self.long(read.buf, read.offset, !miss)
     }
 
-    /// Error: that of 2 for an entry that wants `pages`, unless it is tried nevertheless.
+    /// That of 2 for an entry that wants `pages`, unless it is tried nevertheless.
     fn check_begun(&self, failed: Option<&Failed>, miss: bool, pages: Range<u64>) -> Result<()> {
         let Some(failed) = failed.filter(|_| miss) else { return Ok(()) };
         let wanted = WantedPages::since(pages.clone(), failed.since);
@@ -128,7 +116,6 @@ impl Handle {
         error.map_or(Ok(()), Err)
     }
 
-    /// All `pages` under counted references, in order.
     #[inline]
     pub(crate) fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         let (quick, left) = self.get_quickly(pages);
@@ -139,7 +126,7 @@ impl Handle {
         self.with_left(pages, quick, &left, |page| self.try_get(page), slowly)
     }
 
-    /// Step 1: those of `pages` that are got at once, and the numbers of the others.
+    /// Step 1: also with the numbers of those that are not got at once.
     #[inline]
     pub(crate) fn get_quickly(&self, pages: &[u64]) -> (Vec<FolioRef<'_>>, Vec<usize>) {
         let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
@@ -158,7 +145,6 @@ impl Handle {
         (quick, left)
     }
 
-    /// All `pages`, announced in slots of `reader` as far as it has any, in order.
     #[inline]
     pub(crate) fn borrow_many<'f, 'r>(
         &'f self,
@@ -191,9 +177,8 @@ impl Handle {
         self.with_left(pages, quick, &left, |page| self.try_borrow(page, reader), slowly)
     }
 
-    /// Steps 2 to 4 for guards: those of `pages`, of which the numbers in `left` are not among the
-    /// `quick` ones. `now` gets a page if it is cached; `slowly` is told whether the page was
-    /// absent.
+    /// Steps 2 to 4 for guards: the numbers in `left` are not among the `quick` ones. `now` gets a
+    /// page if it is cached; `slowly` is told whether the page was absent.
     #[cold]
     #[inline(never)]
     fn with_left<G>(
@@ -230,9 +215,8 @@ impl Handle {
 }
 
 impl Handle {
-    /// For guards of all `pages`, which are not all cached.
-    /// Error: there can never be memory for so many at once, so it would be in vain to wait for it.
-    /// Or there are so many, and one of them is beyond the end of the file.
+    /// Error: there can never be memory for guards of so many pages at once, or one of them is
+    /// beyond the end of the file.
     #[cold]
     pub(crate) fn check_fits(&self, pages: &[u64]) -> Result<()> {
         let core = &*self.core;
@@ -254,7 +238,7 @@ impl Handle {
     }
 }
 
-/// What an entry comes to, once the batch has got an `error` that concerns all that is absent.
+/// The batch has got an `error` that concerns all that is absent.
 fn or_refused<T>(now: Result<Option<T>>, error: &Error, page: u64) -> Result<T> {
     now?.ok_or_else(|| error.of_page_at(page << PAGE_SHIFT))
 }

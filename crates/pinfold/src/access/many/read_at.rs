@@ -1,13 +1,12 @@
-//! One entry of a `read_many`, as the program makes it.
+//! One entry of a `read_many`.
 
 use crate::error::Result;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 
-/// The most pages of one entry that are begun at a time.
+/// Of one entry, begun at a time.
 const ENTRY_PAGES: u64 = 512;
 
-/// One read of a [`File::read_many`](crate::File::read_many): from where, to where, and what came
-/// of it.
+/// One read of a [`File::read_many`](crate::File::read_many).
 ///
 /// ```
 /// # use pinfold::{Cache, Options, ReadAt, source::Memory};
@@ -25,12 +24,11 @@ const ENTRY_PAGES: u64 = 512;
 pub struct ReadAt<'b> {
     /// The offset in the file, in bytes.
     pub offset: u64,
-    /// Where the bytes go. Past those that were read, and after an error, its contents are
-    /// unspecified.
+    /// Past the bytes that were read, and after an error, its contents are unspecified.
     pub buf: &'b mut [u8],
-    /// `Ok(0)` at first. Set by `read_many` to what [`File::read_at`](crate::File::read_at) would
-    /// have returned; but after one error for want of memory, the reads after it that are not
-    /// cached get the same error without waiting.
+    /// `Ok(0)` at first, then what [`File::read_at`](crate::File::read_at) would have returned; but
+    /// after one error for want of memory, the reads after it that are not cached get the same
+    /// error without waiting.
     pub result: Result<usize>,
 }
 
@@ -40,7 +38,7 @@ impl<'b> ReadAt<'b> {
         ReadAt { offset, buf, result: Ok(0) }
     }
 
-    /// The pages that are begun with those of other reads.
+    /// Those that are begun together.
     pub(super) fn pages(&self) -> std::ops::Range<u64> {
         if self.buf.is_empty() {
             return 0..0;

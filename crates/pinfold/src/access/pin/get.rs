@@ -2,8 +2,7 @@
 //!
 //! # The fast path, for a cached folio that may stay where it is
 //!
-//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and which of its
-//!    pages are wanted;
+//! 1. and 2. the optimistic look-up (`found.rs`);
 //! 3. check that the folio may stay where it is; load the file's length, after the folio was seen
 //!    up to date;
 //! 4. add the number of pages to the pins: fails if the folio is frozen;
@@ -12,18 +11,16 @@
 //!
 //! From 4 on no thread can freeze the folio, so it is neither evicted, nor split, nor moved.
 //!
-//! # The slow path, for a folio that is absent or has to move
+//! # The slow path, under a reference
 //!
-//! It works under a reference. A folio smaller than a 2 MiB run, in a run that should become free
-//! some day, moves before it is pinned:
-//! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock;
+//! A folio smaller than a 2 MiB run, in a run that should become free some day, moves first:
+//! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock.
+//!    If there are none, the folio's run becomes a run for unmovable folios;
 //! 2. under the mapping's `change` mutex: give up the reference (the index's own keeps the folio,
 //!    as eviction needs this mutex), migrate, pin the new folio;
 //! 3. free the old frames.
 //!
-//! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
-//! If another thread holds the folio, the move is retried for [`MOVE_PATIENCE`], which begins after
-//! the read; then it is an error.
+//! If another thread holds the folio, the move is retried for [`MOVE_PATIENCE`] after the read.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -49,7 +46,6 @@ use crate::pages::reclaim::{self, kept_pages_max};
 use super::run::{PinnedRun, PinnedRuns};
 use super::{PinnedRange, too_many};
 
-/// How long a pin waits for the holders of a folio that has to move.
 const MOVE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How many pages one look-up pins.
@@ -62,7 +58,6 @@ pub(crate) enum Step {
     Page,
 }
 
-/// Pages of one folio, pinned.
 struct Pinned {
     head: FrameNumber,
     skip: u32,
@@ -93,7 +88,6 @@ pub(crate) fn pin(
     done.map(|()| pinned)
 }
 
-/// Pins all pages of the range, in order, and adds them to its runs, on an error too.
 #[inline]
 fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
     let mut page = range.start >> PAGE_SHIFT;
@@ -128,8 +122,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
             },
         };
         let Pinned { head, skip, pages } = got;
-        // A run finds its next folio by the size of the previous one, so it goes on only from a
-        // folio's first page, or within the same folio.
+        // A run finds its next folio by the size of the previous one.
         let found = skip == 0 || last_head == Some(head);
         if !(found && run.lengthen(head.after(skip), pages)) {
             range.runs.push(run);
@@ -157,7 +150,6 @@ pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange>
     Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
 }
 
-/// Checks that the range is one of the file.
 #[inline]
 fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     let len_bytes = mapping.len_bytes();
@@ -192,9 +184,9 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
     Cause::WrongRange { what: "pin", path, start: range.start, end: range.end, cause }.into()
 }
 
-/// Pins folios of a single page as long as they follow the run. Returns the first that does not;
-/// `None` at the end, or at anything else. `page` advances with it. A loop of its own: the next
-/// page is always the next look-up, so the processor does not wait for the entry of this one.
+/// Pins folios of a single page as long as they follow the run; returns the first that does not, or
+/// `None` at anything else. A loop of its own: the next page is always the next look-up, so the
+/// processor does not wait for the entry of this one.
 #[inline(never)]
 fn lengthen_by_singles(
     mut seek: FolioWanted<'_>,
@@ -217,7 +209,6 @@ fn lengthen_by_singles(
     left
 }
 
-/// What is wanted of the folio that has a page.
 #[derive(Clone, Copy)]
 struct FolioWanted<'a> {
     handle: &'a Handle,
@@ -235,7 +226,6 @@ const SINGLES: u8 = 1;
 /// One page of a folio of any size; for comparisons.
 const ONE_PAGE: u8 = 2;
 
-/// The fast path. `None`: take the slow path, or the folio is not of this `KIND`.
 #[inline(always)]
 fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
     let FolioWanted { handle, page, to, end_byte } = seek;
@@ -246,8 +236,8 @@ fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
     {
         return None;
     }
-    // The folio at the old end is dropped before a longer length is stored. So with a length loaded
-    // now, either the version has changed, or the folio has all bytes up to it.
+    // The folio at the old end is dropped before a longer length is stored. So either the
+    // version has changed, or the folio has all bytes up to this length.
     if end_byte > handle.mapping.len_bytes() {
         return None;
     }
@@ -264,13 +254,11 @@ fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
     Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
-/// Whether a folio of this size has to move before it is pinned.
 #[inline(always)]
 fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
     bytes < Order::MAX.bytes() as u64 && core.frames.is_movable(head) && !core.options.pin_in_place
 }
 
-/// Pins the pages from `page` on that are in one folio, by the slow path.
 #[cold]
 #[inline(never)]
 fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
@@ -288,7 +276,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         held_since.set(None);
         held.map(Some)
     };
-    // Ends: when the folio stays long enough to be pinned, or patience is at an end.
+    // Ends: when the folio was pinned, or patience is at an end.
     let pinned = handle.held(page, (ReadaheadMark::Leave, false), missing, |held| {
         inside()?;
         let found = handle.look(held.head(), page << PAGE_SHIFT, PageOfFolio);
@@ -326,7 +314,6 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
     Ok(filled(pinned))
 }
 
-/// Lets the threads that hold a folio go on.
 fn breathe() {
     #[cfg(not(loom))]
     std::thread::sleep(Duration::from_micros(50));
@@ -334,7 +321,7 @@ fn breathe() {
     loom::thread::yield_now();
 }
 
-/// Steps 3 to 5 of the fast path, for a folio that is referenced. `None`: it was dropped meanwhile.
+/// Steps 3 to 5 of the fast path, under a reference. `None`: the folio was dropped meanwhile.
 fn pin_held(
     FolioWanted { handle, page, to, end_byte }: FolioWanted<'_>,
     Found { frame, head, stamp, at, span, .. }: Found<'_>,
@@ -360,7 +347,6 @@ fn pin_held(
     Ok(Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages }))
 }
 
-/// Frames that a folio of `order` may be pinned in.
 fn alloc_for(core: &Core, order: Order, hollow: bool) -> Option<FrameNumber> {
     if order < Order::MAX {
         return reclaim::alloc_unmovable(core, order);
@@ -369,12 +355,10 @@ fn alloc_for(core: &Core, order: Order, hollow: bool) -> Option<FrameNumber> {
     core.frames.alloc(order).or_else(|| reclaim::compact(core).then(|| core.frames.alloc(order))?)
 }
 
-/// The result of an attempt to move a folio.
 enum Moved {
     Pinned(Pinned),
     /// It has left the index, or may stay now.
     Gone,
-    /// By other threads.
     Held {
         offset: u64,
         bytes: u64,
@@ -384,7 +368,6 @@ enum Moved {
     },
 }
 
-/// The slow path's steps, for a folio that has to move.
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
@@ -400,8 +383,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     };
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page);
-    // The folio has all bytes up to the length: a longer length is stored under this mutex, after
-    // the folio at the old end was dropped.
+    // A longer length is stored under this mutex, after the folio at the old end was dropped.
     let whole = end_byte <= mapping.len_bytes();
     let same = |f: &FolioAt| whole && f.frame == head && f.order == u32::from(order.get());
     let Some(folio) = folio.filter(same) else {

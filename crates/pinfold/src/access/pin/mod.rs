@@ -1,16 +1,9 @@
-//! The third way in: pinning, for I/O and DMA that outlive the call. `docs/pin.md` has costs and
-//! guarantees.
+//! The third way in: pinning, for I/O and DMA that outlive the call (`docs/pin.md`). `get.rs` finds
+//! and pins folios, `run.rs` has the list of pinned frames.
 //!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | [`PinnedRange`]: its addresses, unpinning it, whole and in parts |
-//! | `get.rs` | finding and pinning folios, after a fill or a move if one is needed |
-//! | `run.rs` | the list of pinned frames; unpinning them |
-//!
-//! What is counted is one pin for each page of the file that the range touches, in the count of the
-//! page's folio: one addition of the number of pages per folio. Each `PinnedRange` owns exactly the
-//! pins of the pages it touches, so it can be cut in two and the parts unpinned by different
-//! threads. A page that a cut goes through is pinned once more.
+//! Each page of the file that the range touches is pinned once, in the count of its folio: one
+//! addition of the number of pages per folio. So a `PinnedRange` can be cut in two and the parts
+//! unpinned by different threads. A page that a cut goes through is pinned once more.
 
 mod get;
 mod run;
@@ -34,11 +27,9 @@ pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
 use run::PinnedRuns;
 
-/// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped.
-///
-/// It can be sent to another thread and dropped there, be given back in parts
-/// ([`unpin_front`](Self::unpin_front), [`split_off`](Self::split_off)), and it keeps the cache
-/// alive. It cannot be unpinned twice:
+/// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped. It
+/// can be sent to another thread, be given back in parts ([`unpin_front`](Self::unpin_front),
+/// [`split_off`](Self::split_off)), and it keeps the cache alive. It cannot be unpinned twice:
 ///
 /// ```compile_fail,E0382
 /// # fn twice(pinned: pinfold::PinnedRange) {
@@ -51,22 +42,19 @@ use run::PinnedRuns;
 ///
 /// - The memory stays mapped, and is the program's ordinary memory: the kernel and devices may read
 ///   it. Only the cache may write to it.
-/// - Each folio's bytes are the file's as of one moment of the pin. The cache does not write yet;
-///   once it does, a write through it will change a pinned page in place. A write that another
-///   program makes to the file does not change it. After
-///   [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads and
-///   pins get the new ones.
-/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads. A slice
-///   of an extent's bytes requires that nothing writes to these pages through the cache while the
-///   slice lives.
+/// - Each folio's bytes are the file's as of one moment of the pin, whatever other programs write.
+///   After [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes. The cache
+///   does not write yet; once it does, a write through it will change a pinned page in place.
+/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads. A
+///   slice of an extent's bytes requires that nothing writes to these pages through the cache
+///   meanwhile.
 #[must_use = "dropped at once, it pins nothing"]
 pub struct PinnedRange {
     core: Arc<Core>,
-    /// The bytes of the file.
     start: u64,
     end: u64,
     runs: PinnedRuns,
-    /// Its number in the list of pins; 0 if there is none.
+    /// In the list of pins; 0 if there is none.
     holder: u64,
 }
 
@@ -77,12 +65,9 @@ impl PinnedRange {
     }
 
     /// The bytes where they lie, from first to last, in as few pieces as the layout in memory
-    /// allows. No piece is empty. They are valid to read from until this value is dropped;
-    /// [`PinnedRange`] says when they may change.
-    ///
-    /// System calls and rings (`writev`, `sendmsg`, `register_buffers`) take them as `iovec`s. The
-    /// caller keeps this value alive while they are used and lets nothing be written through them:
-    /// an `iovec` points to mutable memory only because the system has no other kind.
+    /// allows. No piece is empty. They are valid to read from until this value is dropped. System
+    /// calls and rings (`writev`, `register_buffers`) take them as `iovec`s: the caller lets
+    /// nothing be written through them.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -108,8 +93,8 @@ impl PinnedRange {
         })
     }
 
-    /// Copies the bytes from `offset` of the file on to `buf`, `buf.len()` of them. If a write
-    /// happens meanwhile, each aligned word is of one moment.
+    /// Copies `buf.len()` bytes from `offset` of the file on. If a write happens meanwhile, each
+    /// aligned word is of one moment.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if not all of them are in this range; nothing is copied then.
@@ -126,22 +111,20 @@ impl PinnedRange {
             if from < to {
                 let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
                 let address = extent.cast::<u8>().wrapping_add((from - extent_start) as usize);
-                // SAFETY: the extent is pinned and inside the arena, which `core` keeps mapped; the
-                // loads may race; `buf` is the caller's alone.
+                // SAFETY: the extent is pinned and inside the arena; the loads may race; `buf` is
+                // the caller's alone.
                 unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
             }
         }
         Ok(())
     }
 
-    /// Cuts the range at byte `at` of the file: this value keeps the bytes before it, the returned
-    /// one has the rest. Each is unpinned by itself, on any thread.
-    ///
-    /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
+    /// Cuts the range at byte `at` of the file: the returned value has the rest. Free on a page
+    /// boundary; elsewhere the page that both parts have is pinned once more.
     ///
     /// # Errors
-    /// The range is unchanged after an error. [`ErrorKind::Invalid`] if `at` is outside the
-    /// range; [`ErrorKind::TooMany`] if the shared page cannot be pinned once more.
+    /// The range is unchanged after an error. [`ErrorKind::Invalid`] if `at` is outside the range;
+    /// [`ErrorKind::TooMany`] if the shared page cannot be pinned once more.
     #[track_caller]
     pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
         if at < self.start || at > self.end {
@@ -207,8 +190,7 @@ impl PinnedRange {
         self.runs.unpin::<true>(&self.core);
     }
 
-    /// Folios that have pages of it: that many entries of the frame table are touched by a pin.
-    /// Feature `testing`: for explaining figures.
+    /// That many entries of the frame table are touched by a pin. Feature `testing`.
     #[cfg(feature = "testing")]
     pub fn folios(&self) -> u64 {
         self.runs.folios(&self.core)
@@ -219,16 +201,16 @@ impl PinnedRange {
         Cause::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
-    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
-    /// would take a count that all pins of the file share.
+    /// The name of the file, if the cache can tell. To keep it would take a count that all pins of
+    /// the file share.
     fn path(&self) -> Option<PathBuf> {
         self.core.check_owner().ok()?; // a child may not lock the table of files
         self.runs.heads().find_map(|head| {
             let named = || self.core.frames.frame(head).identity().mapping;
             let id = named();
             let mapping = self.core.mappings.get(id)?;
-            // A mapping has its number as long as a folio names it, and a pinned folio that has
-            // left its file never names one again. So it has named this one all the time.
+            // A pinned folio that has left its file never names one again: so it has named this one
+            // all the time.
             (named() == id).then(|| mapping.path.clone())
         })
     }

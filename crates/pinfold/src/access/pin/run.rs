@@ -1,18 +1,12 @@
-//! The frames that a range has pinned: runs of pages that are contiguous in memory, whatever folios
-//! they belong to.
-//!
-//! A run records its first folio only. The next ones follow from the sizes: a folio's order does
-//! not change while it is pinned, nor when it is dropped from its file.
+//! The frames that a range has pinned, in runs. A run records its first folio only; the next ones
+//! follow from the sizes, which do not change while they are pinned.
 
 use crate::base::counters::Event;
 use crate::frames::FrameNumber;
 use crate::pages::core::Core;
 
-/// Pages that are contiguous in memory.
-///
-/// # Invariants
-/// Each of its pages is pinned once, for the owner of the list. Each folio but the first begins
-/// where the previous one ends.
+/// Pages that are contiguous in memory, whatever folios they belong to. Each is pinned once for the
+/// owner of the list. Each folio but the first begins where the previous one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PinnedRun {
     /// The head of the first folio.
@@ -25,7 +19,6 @@ pub(super) struct PinnedRun {
 impl PinnedRun {
     pub(super) const EMPTY: PinnedRun = PinnedRun { head: FrameNumber(0), skip: 0, pages: 0 };
 
-    /// Pages of the folio `head`: `pages` of them, `skip` pages into it.
     #[inline]
     pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
         PinnedRun { head, skip, pages }
@@ -41,7 +34,6 @@ impl PinnedRun {
         follows
     }
 
-    /// Its first frame.
     pub(super) fn first(self) -> FrameNumber {
         self.head.after(self.skip)
     }
@@ -51,8 +43,7 @@ impl PinnedRun {
     }
 }
 
-/// All that a range has pinned, in file order. The first run is stored inline: a range that is
-/// contiguous in memory needs no allocation.
+/// All that a range has pinned, in file order. The first run is inline, without an allocation.
 #[derive(Debug)]
 pub(super) struct PinnedRuns {
     /// Empty if there is nothing.
@@ -69,7 +60,6 @@ impl PinnedRuns {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// The head of the first folio of each run.
     pub(super) fn heads(&self) -> impl Iterator<Item = FrameNumber> {
         self.iter().filter(|run| run.pages > 0).map(|run| run.head)
     }
@@ -78,7 +68,6 @@ impl PinnedRuns {
         self.iter().map(|run| run.pages).sum()
     }
 
-    /// Appends a run, unless it is empty. Does not merge it with the last one.
     #[inline]
     pub(super) fn push(&mut self, run: PinnedRun) {
         if self.first.pages == 0 {
@@ -97,7 +86,6 @@ impl PinnedRuns {
         self.first = run;
     }
 
-    /// Appends again what `split_off` took.
     pub(super) fn append(&mut self, other: &PinnedRuns) {
         for run in other.iter() {
             self.push(*run);
@@ -121,7 +109,7 @@ impl PinnedRuns {
         other
     }
 
-    /// The last page: its folio, and the page's index in the folio. There must be a page.
+    /// The last page: its folio, and its index there. There must be one.
     pub(super) fn last_page(&self, core: &Core) -> (FrameNumber, u32) {
         let run = self.rest.last().unwrap_or(&self.first);
         debug_assert!(run.pages > 0);
@@ -147,8 +135,7 @@ impl PinnedRuns {
         folios
     }
 
-    /// Unpins everything, with one subtraction per folio, or per page with `BY_PAGE` (for
-    /// comparisons). The list is empty afterwards.
+    /// Unpins everything, with one subtraction per folio, or per page with `BY_PAGE`.
     #[inline]
     pub(super) fn unpin<const BY_PAGE: bool>(&mut self, core: &Core) {
         let mut pages = 0;
@@ -162,7 +149,6 @@ impl PinnedRuns {
     }
 }
 
-/// Unpins each folio of the run.
 #[inline]
 fn unpin_run<const BY_PAGE: bool>(core: &Core, run: PinnedRun) {
     let PinnedRun { mut head, mut skip, pages: mut left } = run;
@@ -172,8 +158,7 @@ fn unpin_run<const BY_PAGE: bool>(core: &Core, run: PinnedRun) {
         // Before the unpin: after it the folio may be freed and its frames reused.
         let frames = frame.order().frames();
         if frames == 1 {
-            // A case of its own, so that the processor need not wait for the size to find the next
-            // entry.
+            // By itself, so that the processor finds the next entry without waiting for the size.
             core.unpin(head, frame, 1);
             head = head.after(1);
             left -= 1;
@@ -193,7 +178,6 @@ fn unpin_run<const BY_PAGE: bool>(core: &Core, run: PinnedRun) {
     }
 }
 
-/// The run without its first `pages` pages.
 fn cut(core: &Core, run: PinnedRun, pages: u32) -> PinnedRun {
     debug_assert!(pages < run.pages);
     let PinnedRun { mut head, skip, .. } = run;

@@ -1,15 +1,12 @@
-//! std's locks without poisoning: a panic of one thread must not disable a cache for all others,
-//! and the data is consistent whenever an assertion fails.
-//!
-//! A lock here must be all in its own words. A library whose waiting threads queue in one table of
-//! the process, as `parking_lot` has, can leave a child of fork(2) a table that is locked for ever.
+//! std's locks without poisoning: the data is consistent whenever an assertion fails. A lock must
+//! be all in its own words: a library that queues waiting threads in one table of the process, as
+//! `parking_lot` does, can leave a child of fork(2) a table that is locked for ever.
 
 use std::sync::PoisonError;
 use std::time::Duration;
 
 pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// A mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
@@ -23,7 +20,6 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A lock for many readers or one writer.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(std::sync::RwLock<T>);
 
@@ -41,7 +37,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// A condition variable for [`Mutex`]. A notification is a system call even if nobody waits.
+/// A notification is a system call even if nobody waits.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(std::sync::Condvar);
 
@@ -50,12 +46,10 @@ impl Condvar {
         Condvar(std::sync::Condvar::new())
     }
 
-    /// Sleeps until woken; spurious wake-ups are possible.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until woken or for `timeout`; spurious wake-ups are possible.
     pub(crate) fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,

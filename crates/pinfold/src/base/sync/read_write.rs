@@ -11,9 +11,8 @@ use std::sync as read_write;
 
 pub(crate) use read_write::{RwLockReadGuard, RwLockWriteGuard};
 
-/// A lock for many readers or one writer, which a panic does not poison. Who comes to read while a
-/// writer waits waits for that writer, as std's does on Linux. So a writer waits only for those who
-/// read already.
+/// Not poisoned by a panic. Who comes to read while a writer waits is behind it, as with std's on
+/// Linux: so a writer waits only for those who read already.
 #[derive(Debug)]
 pub(crate) struct RwLock<T>(read_write::RwLock<T>);
 
@@ -30,12 +29,10 @@ impl<T> RwLock<T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// If that needs no wait.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         at_once(self.0.try_read())
     }
 
-    /// If that needs no wait.
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         at_once(self.0.try_write())
     }

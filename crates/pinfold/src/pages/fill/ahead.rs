@@ -15,16 +15,15 @@ use crate::pages::residency::Candidate;
 use crate::pages::stream::{Plan, Unread};
 use crate::source::Request;
 
-/// The most requests prepared before they are submitted: until then their memory is idle.
+/// Until they are submitted, their memory is idle.
 const REQUESTS_MAX: usize = 8;
 
-/// Called by a reader that meets a readahead mark.
+/// At a readahead mark.
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     // The thread that clears the mark does the work. A forked child clears the marks of its own
-    // copy and reads nothing: a mark that stayed would keep the page from optimistic readers for
-    // ever.
+    // copy, which would keep pages from optimistic readers for ever.
     let marked = held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD);
     if !marked || !reader.core.owner.is_here() {
         return;
@@ -36,8 +35,8 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, end, plan);
 }
 
-/// What to read where `page` is missed by a reader that wants `bytes` bytes from there on, and the
-/// pages `wanted`, in order, which are there.
+/// At a miss of `page`, by a reader that wants `bytes` bytes from there on, and the pages `wanted`,
+/// in order, which are there.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> Plan {
     let (all, unread) = reader.credit_and_unread();
     let unread = |pages: Range<u64>| {
@@ -52,15 +51,13 @@ pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> 
     plan
 }
 
-/// The handle goes.
 pub(crate) fn end_ahead(reader: &Handle) {
     for vain in reader.stream.end(reader.mapping.len_bytes(), reader.credit_and_unread()) {
         evict_vain(reader, vain);
     }
 }
 
-/// Evicts what was read ahead of a run that is over and that nobody has read, where memory is
-/// short.
+/// Of what was read ahead of a run that is over, evicts what nobody has read, if memory is short.
 fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
     let core = &*reader.core;
     if pages == 0 || core.frames.free_frames() > 2 * core.pressure.high_frames {
@@ -88,13 +85,12 @@ fn evict_vain(reader: &Handle, (first, pages): (u64, u64)) {
     }
 }
 
-/// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. A best effort.
+/// Window by window, skipping what is cached.
 pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     start_around(reader, from, plan, None);
 }
 
-/// As [`start_ahead`]. What is read with the page that somebody waits for goes before other reads
-/// ahead.
+/// What is read with the page `wanted` goes before other reads ahead.
 pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();
     let mut page = from;
@@ -137,7 +133,6 @@ pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Optio
     give_up(requests);
 }
 
-/// Ends requests that the engine did not take, like failed fills.
 pub(crate) fn give_up(requests: Vec<Request>) {
     if mutant::on(Mutant::ForgetUnsubmitted) {
         return std::mem::forget(requests);

@@ -1,9 +1,6 @@
-//! Whether what a failed read was to bring is read once more, without what others want.
-//!
-//! A read of many pages fails as a whole, and nobody knows for which of them. So whoever wants only
-//! some reads these alone, and reports the error of that read. A source that hangs is not asked
-//! again: the read ended by its deadline, or took as long as a reader waits for memory while others
-//! are under way.
+//! Whether what a failed read was to bring is read once more, without what others want: nobody
+//! knows for which page the read failed. A source that hangs is not asked again: the read ended by
+//! its deadline, or took as long as a reader waits for memory while others are under way.
 use std::io;
 use std::ops::Range;
 use std::time::Instant;
@@ -15,7 +12,6 @@ use crate::pages::handle::Handle;
 use crate::pages::reclaim;
 use crate::pages::stream::Plan;
 
-/// The pages that a reader wants, and since when.
 #[derive(Debug)]
 pub(crate) struct WantedPages {
     pages: Range<u64>,
@@ -23,7 +19,7 @@ pub(crate) struct WantedPages {
 }
 
 impl WantedPages {
-    /// So many `bytes` from the start of `page` on, from now on.
+    /// From the start of `page` on, from now on.
     pub(crate) fn new(page: u64, bytes: usize) -> Self {
         let end = page.saturating_add(bytes.div_ceil(PAGE_BYTES) as u64);
         WantedPages::since(page..end, Instant::now())
@@ -33,7 +29,7 @@ impl WantedPages {
         WantedPages { pages, since }
     }
 
-    /// What to read after a read of some of them has failed. `None`: the error is the reader's.
+    /// `None`: the error is the reader's.
     pub(crate) fn alone(&self, reader: &Handle, error: &Error) -> Option<Plan> {
         let (offset, bytes, hangs) = match error.cause() {
             Cause::Read { offset, asked_bytes, cause, .. } => {

@@ -1,5 +1,4 @@
-//! Folios that are being filled: what reads them, and what ends their fill. Steps 3 to 5
-//! (`mod.rs`).
+//! Folios that are being filled: steps 3 to 5 (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,8 +29,7 @@ pub(crate) enum For {
     Nobody,
 }
 
-/// A folio that is being filled (in the index, with a reference of the filler's), or is about to
-/// be.
+/// A folio that is being filled, with a reference of the filler's, or is about to be.
 #[derive(Debug)]
 pub(crate) struct Filling {
     pub(crate) head: FrameNumber,
@@ -45,34 +43,30 @@ impl Filling {
     }
 }
 
-/// Folios being filled that are adjacent in the file and are read at once. If an early return or a
-/// panic skips [`finish`](Self::finish), the drop completes them with an error: otherwise their
-/// readers would wait for ever.
+/// Folios that are adjacent in the file and are read at once. If an early return or a panic skips
+/// [`finish`](Self::finish), the drop completes them with an error.
 #[derive(Debug)]
 pub(crate) struct FillBatch {
     core: Arc<Core>,
     mapping: Arc<Mapping>,
     folios: VecDeque<Filling>,
     /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
-    /// removes the folios, and those that waited read for themselves.
+    /// removes the folios.
     wanted: For,
-    /// Who is told of errors, too.
     failed: Option<Arc<Failed>>,
 }
 
 impl FillBatch {
-    /// A batch of no folio so far.
     pub(crate) fn new(reader: &Handle, wanted: For) -> Self {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         FillBatch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
     }
 
-    /// The offset in the file at which it begins. The batch must not be empty.
+    /// The batch must not be empty.
     fn offset(&self) -> u64 {
         self.folios[0].page << PAGE_SHIFT
     }
 
-    /// The memory of its folios, in order.
     fn extents(&self) -> Vec<Extent<'_>> {
         let extent = |filling: &Filling| {
             let address = NonNull::new(self.core.frames.address(filling.head));
@@ -85,19 +79,18 @@ impl FillBatch {
         self.folios.iter().map(extent).collect()
     }
 
-    /// Steps 3 to 5, in the calling thread; as [`finish`](Self::finish).
+    /// Steps 3 to 5, in this thread; as [`finish`](Self::finish).
     pub(crate) fn read(self, keep_first: bool) {
         // Step 3.
         let read = self.mapping.backing.read(self.offset(), &self.extents());
         self.finish(read, keep_first);
     }
 
-    /// The read of step 3.
     pub(crate) fn reading(&self) -> Reading<'_> {
         (self.offset(), self.extents())
     }
 
-    /// The request that does steps 3 to 5 asynchronously.
+    /// Does steps 3 to 5 asynchronously.
     pub(crate) fn request(self) -> Request {
         let offset = self.offset();
         let owned = |extent: Extent<'_>| {
@@ -110,7 +103,6 @@ impl FillBatch {
         unsafe { Request::read(offset, extents, Box::new(completion)) }
     }
 
-    /// From now on `failed` is told of errors.
     pub(crate) fn tell(&mut self, failed: &Arc<Failed>) {
         self.failed = Some(failed.clone());
     }
@@ -119,35 +111,32 @@ impl FillBatch {
         self.folios.len()
     }
 
-    /// The page after its last one, unless it is empty.
+    /// The page after its last one.
     pub(crate) fn end(&self) -> Option<u64> {
         self.folios.back().map(Filling::end)
     }
 
-    /// The head of its first folio, unless it is empty.
     pub(super) fn first(&self) -> Option<FrameNumber> {
         self.folios.front().map(|first| first.head)
     }
 
-    /// Adds a folio that begins where the last one ends.
     pub(crate) fn push(&mut self, filling: Filling) {
         debug_assert!(self.end().is_none_or(|end| end == filling.page));
         self.folios.push_back(filling);
     }
 
-    /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
-    /// filler's reference of the first folio.
+    /// Steps 4 and 5. With `keep_first`, the caller takes over the filler's reference of the first
+    /// folio.
     pub(crate) fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
         self.land_all(read, keep_first);
     }
 
-    /// The error of the read of `asked_bytes` at `offset`.
     fn read_error(&self, offset: u64, asked_bytes: usize, cause: &Arc<io::Error>) -> Error {
         let (path, asked_bytes) = (self.mapping.path.clone(), asked_bytes as u64);
         Cause::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
     }
 
-    /// Futures are woken when all have landed: a waker may want one of the others.
+    /// A waker may want another of the folios.
     fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
         wait::together(|| self.land_each(read, keep_first));
     }
@@ -155,9 +144,8 @@ impl FillBatch {
     fn land_each(&mut self, read: io::Result<usize>, keep_first: bool) {
         let offset = self.offset();
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
-        // One shared cause for all waiters: an `io::Error` cannot be cloned.
         let read = read.map_err(Arc::new);
-        // One that was not even started is tried again by whoever waits.
+        // Whoever waits tries again.
         let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
         let failed = self.failed.take().filter(|_| !refused);
         if let (Err(cause), Some(failed)) = (&read, &failed) {
@@ -165,7 +153,7 @@ impl FillBatch {
             failed.remember(pages, self.read_error(offset, asked_bytes, cause));
         }
         let mut keep = keep_first;
-        // Each folio leaves the batch before it lands: if landing panics, the drop lands the rest.
+        // If landing panics, the drop lands the rest.
         while let Some(filling) = self.folios.pop_front() {
             let at = (filling.page << PAGE_SHIFT) - offset;
             let path = || self.mapping.path.clone();
@@ -203,8 +191,8 @@ impl Drop for FillBatch {
 }
 
 /// Step 4 for one folio, and the wake-up. Its error is told to `tell`, too, unless the folio was
-/// dropped meanwhile: then the file may have grown, and what looks like a cut is none. A fill that
-/// was refused before it began frees nothing that was not free before it: that is no progress.
+/// dropped meanwhile: then the file may have grown. A fill that was refused before it began is no
+/// progress.
 fn land(
     core: &Core,
     mapping: &Mapping,
@@ -219,12 +207,11 @@ fn land(
     }
     // Step 4.
     let mut changing = mapping.change();
-    // Otherwise it was dropped meanwhile and cannot be found any more.
     let in_index = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
     match checked {
         Ok(()) if in_index => {
             if !mutant::on(Mutant::EvenBeforeRead) {
-                // Under the mutex, as the length changes under it too: see `freeze::resize`.
+                // The length changes under the mutex, too: see `freeze::resize`.
                 let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
                 if !mutant::on(Mutant::LandUnclipped) {
                     frame.set_file_bytes(rest.min(filling.order.bytes() as u64) as usize);
@@ -239,7 +226,7 @@ fn land(
             match wanted_by {
                 _ if !refused => core.counters.count(Event::FillError),
                 For::Nobody => core.counters.count(Event::ReadaheadDropped),
-                // It tries again, and has counted nothing yet.
+                // It tries again.
                 For::Thread | For::Future | For::Batch => {}
             }
             if let Some(tell) = tell {
@@ -271,7 +258,7 @@ fn land(
         } else {
             core.put(filling.head);
         }
-        // It may have been the last folio of a file that has no handle any more.
+        // Of a file that has no handle any more.
         core.mappings.retire(mapping);
     }
     if !refused {

@@ -1,17 +1,5 @@
-//! A miss: which thread fills, which threads wait.
-//!
-//! Gets a folio that is up to date, from the index or the source, and reads ahead as far as
-//! `stream` says.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | a miss: finding the folio, filling it, waiting for it |
-//! | `prepare.rs` | steps 1 and 2 below |
-//! | `landing.rs` | folios that are read at once; steps 3 to 5 |
-//! | `ahead.rs` | reading ahead |
-//! | `alone.rs` | whether a reader tries once more, without the other pages of a read that failed |
-//!
-//! # A fill, step by step
+//! A miss: which thread fills, which threads wait, and what is read ahead. `prepare.rs` has steps 1
+//! and 2, `landing.rs` 3 to 5.
 //!
 //! 1. count the folio as on its way; a thread waits first, if its file has enough on its way. Then
 //!    allocate it (count 1, version odd, no mapping): before any lock, as it may have to evict;
@@ -27,8 +15,8 @@
 //! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one thread
 //! finds the index empty in step 2. The fills of the others end there: they forget the identity and
 //! wake the waiters, since a thread with an old hint to this frame may have taken a reference
-//! meanwhile. Errors are not cached: after step 4 the next reader fills again, and so does each
-//! waiter that wants only some of what was read.
+//! meanwhile. After an error the next reader fills again, and so does each waiter that wants only
+//! some of what was read.
 
 mod ahead;
 mod alone;
@@ -55,8 +43,7 @@ pub(crate) use alone::WantedPages;
 pub(crate) use landing::{FillBatch, Filling, For};
 pub(crate) use prepare::{FOLIOS_MAX, allocate, insert_all, prepare};
 
-/// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
-/// bytes from the start of that page on.
+/// The folio of `page`, up to date. The reader wants `bytes` bytes from the start of that page on.
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
@@ -64,15 +51,14 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
     get_as(reader, page, &WantedPages::new(page, bytes), plan)
 }
 
-/// [`get`] for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
-/// read before.
+/// For a pin, which wants the pages up to `end` and nothing beyond.
 #[cold]
 #[inline(never)]
 pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
     get_as(reader, page, &WantedPages::since(page..end, Instant::now()), || Plan::of(end))
 }
 
-/// See [`get`]; `plan` is called if something has to be read.
+/// `plan` is called if something has to be read.
 fn get_as<'a>(
     reader: &'a Handle,
     page: u64,
@@ -84,7 +70,7 @@ fn get_as<'a>(
     let (mut alone, mut exactly) = (None, false);
     // Ends: each iteration that does not return was undone by an invalidation, or lost a race for
     // the page and then looks it up under the mutex, or follows a failed read of more than this
-    // reader wants: one of its own at most, as it reads alone then.
+    // reader wants: one of its own at most.
     loop {
         let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),
@@ -98,8 +84,7 @@ fn get_as<'a>(
     }
 }
 
-/// The folio of `page`, up to date or not, if there is one. Unless `exactly`, a folio that is just
-/// coming may be missed: then step 2 of the fill meets it.
+/// Unless `exactly`, a folio that is just coming may be missed: then step 2 of the fill meets it.
 fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
     let Handle { core, mapping, .. } = reader;
     let hint = mapping.index.lookup_hint(page);
@@ -109,7 +94,7 @@ fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
     if let Some(held) = core.hold_at(mapping, page, hint) {
         return Ok(Some(held));
     }
-    // A look-up under the mutex is exact, and no folio is frozen there.
+    // Exact under the mutex, and no folio is frozen there.
     let changing = mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
     let held = core.hold_under_change(head);
@@ -117,7 +102,6 @@ fn find(reader: &Handle, page: u64, exactly: bool) -> Result<Option<Held<'_>>> {
     held.map(Some).ok_or_else(too_many)
 }
 
-/// Waits for a folio that is being filled; as [`arrived`].
 fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
     if is_on_its_way(frame) {
@@ -127,12 +111,11 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     arrived(core, held)
 }
 
-/// Whether a folio that the caller holds is being filled: what there is to wait for.
 pub(crate) fn is_on_its_way(frame: &Frame) -> bool {
     frame.is_changing() && frame.identity().mapping != MAPPING_NONE
 }
 
-/// What came of a folio that is not on its way any more. `None`: it was dropped meanwhile.
+/// `None`: it was dropped meanwhile.
 pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
     if !frame.is_changing() {
@@ -144,7 +127,7 @@ pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>
     }
 }
 
-/// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
+/// `None`: another thread was faster.
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
     // Steps 1 and 2.
@@ -157,12 +140,11 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     }
     // Steps 3 to 5, but for the reference, which this reader takes over.
     batch.read(true);
-    // This reader gets the error of its own fill, even if no other thread waited.
+    // Its own error, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
 }
 
-/// Reads what is absent from `page` on, up to `end` or the next page that is cached, if there is
-/// memory for it at once.
+/// Reads what is absent from `page` on, up to `end` or the next cached page, if there is memory.
 #[cfg(feature = "map")]
 #[cold]
 #[inline(never)]
@@ -170,14 +152,12 @@ pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {
     if let Ok(batch) = prepare(reader, page, end, For::Nobody)
         && batch.first().is_some()
     {
-        // One page of it is wanted, the others are read with it.
         reader.core.counters.count(Event::Miss);
         reader.core.counters.add(Event::Readahead, batch.folios() as u64 - 1);
         batch.read(false);
     }
 }
 
-/// See [`begin`].
 pub(crate) enum Begun<'a> {
     /// The folio, up to date or on its way.
     Held(Held<'a>),
@@ -187,8 +167,7 @@ pub(crate) enum Begun<'a> {
     NoWorker,
 }
 
-/// [`get`] for a future, which waits for nothing here. `plan` is made by the first call that has to
-/// read something, and stays with the future.
+/// [`get`] for a future. `plan` is made by the first call that has to read something.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin<'a>(
@@ -238,7 +217,7 @@ pub(crate) fn begin<'a>(
     }
 }
 
-/// Why [`begin`] found no memory for a page of this file.
+/// Why [`begin`] found no memory.
 pub(crate) fn why_none(reader: &Handle) -> Refused {
     if reader.core.pressure.shares.is_enough(&reader.mapping.on_its_way) {
         Refused::OwnFile

@@ -1,5 +1,4 @@
-//! Folios that are about to be filled: memory for them, and their way into the index. Steps 1 and 2
-//! of a fill (`mod.rs`).
+//! Folios that are about to be filled: steps 1 and 2 (`mod.rs`).
 
 use super::landing::{FillBatch, Filling, For};
 use crate::base::counters::Event;
@@ -16,9 +15,8 @@ use crate::source;
 pub(crate) const FOLIOS_MAX: usize = 64;
 
 /// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
-/// the index; the first has `page`. Empty if the index has `page` by now. For a thread, evicts for
-/// the first folio, or says why it cannot. Others evict one turn without waiting, and may get an
-/// empty batch.
+/// the index. Empty if the index has `page` by now. For a thread, evicts for the first folio, or
+/// says why it cannot. Others evict one turn without waiting.
 pub(crate) fn prepare(reader: &Handle, page: u64, end: u64, wanted: For) -> Result<FillBatch> {
     let Handle { core, mapping, .. } = reader;
     let mut batch = FillBatch::new(reader, wanted);
@@ -33,23 +31,22 @@ pub(crate) fn prepare(reader: &Handle, page: u64, end: u64, wanted: For) -> Resu
         let Some(begun) = begun else { break };
         let got = allocate(reader, begun, needed).map_err(|why| why.of(mapping, at))?;
         let Some((head, order)) = got else { break };
-        // Step 2.
-        // Not waited for but for the first folio: others may wait for those before this one.
+        // Step 2, not waited for but for the first folio: others may wait for those before.
         let (filling, nodes) = insert_all(reader, vec![Filling { head, page: at, order }], needed);
         if let Some(filling) = filling.into_iter().next() {
             at = filling.end();
             batch.push(filling);
             continue;
         }
-        // Another folio has the page. A smaller one may fit before the next one in the index.
+        // A smaller folio may fit before the next one in the index.
         let smaller = nodes.map_err(|why| why.of(mapping, at))? && order > Order::MIN && is_first;
         return if smaller { prepare(reader, page, page + 1, wanted) } else { Ok(batch) };
     }
     Ok(batch)
 }
 
-/// Counts a folio as on its way, of order `wish`, or of a smaller one for the `first` that somebody
-/// waits for. `None`: the file has enough on its way.
+/// Counts a folio of order `wish` as on its way, or a smaller `first` one that somebody waits for.
+/// `None`: the file has enough on its way.
 fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
     let Handle { core, mapping, .. } = reader;
     let begins = |order, need| core.pressure.shares.fill_begins(&mapping.on_its_way, order, need);
@@ -65,8 +62,7 @@ fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
     fits.or_else(|| in_a_source().then_some(Order::MIN))
 }
 
-/// [`begin`] for the first folio of a thread, which waits as long as its file has enough on its
-/// way. `None`: another thread was faster with `page`.
+/// [`begin`] for the first folio of a thread, which waits. `None`: another one was faster.
 fn turn(reader: &Handle, page: u64, wish: Order) -> Result<Option<Order>> {
     if let Some(begun) = begin(reader, wish, true) {
         return Ok(Some(begun));
@@ -79,7 +75,7 @@ fn turn(reader: &Handle, page: u64, wish: Order) -> Result<Option<Order>> {
     .map_err(|why| why.of(mapping, page))
 }
 
-/// Memory for a folio that counts as on its way: as [`reclaim::allocate`].
+/// As [`reclaim::allocate`], for a folio that counts as on its way.
 pub(crate) fn allocate(
     reader: &Handle,
     begun: Order,
@@ -95,9 +91,9 @@ pub(crate) fn allocate(
     got
 }
 
-/// Step 2 for folios that [`allocate`] has made, as many under one hold of the mutex as there are
-/// index nodes; `needed` as for [`reclaim::refill_nodes`], whose answer comes second. Returns those
-/// that are in the index now; the others were given back.
+/// Step 2, as many folios under one hold of the mutex as there are index nodes; `needed` as for
+/// [`reclaim::refill_nodes`], whose answer comes second. Returns those that are in the index now;
+/// the others were given back.
 pub(crate) fn insert_all(
     reader: &Handle,
     folios: Vec<Filling>,
@@ -141,11 +137,11 @@ pub(crate) fn insert_all(
     for Filling { head, order, .. } in others {
         core.pressure.shares.fill_ends(&mapping.on_its_way, order.frames());
         core.frames.frame(head).forget_identity();
-        // A reader with an old head may have taken a reference while the folio had this identity.
+        // A reader with an old head may have a reference.
         if !mutant::on(Mutant::OccupiedWakesNobody) {
             core.waiters.wake(head.0);
         }
-        // Of what was allocated in vain, nothing is free that was not before: that is no progress.
+        // What was allocated in vain is no progress.
         if matches!(nodes, Ok(true)) { core.put(head) } else { core.give_back(head) }
     }
     (inserted, nodes)

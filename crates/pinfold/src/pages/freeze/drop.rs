@@ -1,7 +1,5 @@
-//! Dropping: folios leave their file and are not replaced, held or not.
-//!
-//! [`drop_clean`] keeps dirty folios; [`discard`] drops them too, and is only for bytes that the
-//! file does not have any more.
+//! Dropping: folios leave their file and are not replaced, held or not. [`drop_clean`] keeps dirty
+//! ones; [`discard`] is only for bytes that the file does not have any more.
 //!
 //! For each folio of the range, under the `change` mutex:
 //! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
@@ -26,10 +24,8 @@ use crate::pages::mapping::{Changing, Mapping};
 use crate::pages::outside::Outside;
 use crate::pages::readers::LOOK_MAX;
 
-/// Folios dropped under one hold of the mutex, and looked for in one scan.
 const BATCH: usize = LOOK_MAX;
 
-/// Which folios go.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
     Clean,
@@ -37,7 +33,7 @@ enum Which {
     All,
 }
 
-/// Drops every clean folio that has a page of `pages`; returns the bytes dropped.
+/// Clean folios with a page of `pages`; returns the bytes dropped.
 pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     if mutant::on(Mutant::InvalidateNothing) {
         return 0;
@@ -46,12 +42,12 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
     drop_range(core, mapping, pages, which, None).0
 }
 
-/// Drops the folios that are being filled. Their fills go on.
+/// Of folios that are being filled; their fills go on.
 pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
     let _ = drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
 }
 
-/// Drops every folio that has a page of `pages`, dirty ones included: their changes are lost.
+/// Dirty ones included: their changes are lost.
 pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     drop_range(core, mapping, pages, Which::All, None).0
 }
@@ -61,13 +57,13 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 #[must_use = "who waits for them is not woken yet"]
 pub(crate) struct Gone {
     folios: Vec<FrameNumber>,
-    /// Of these, and of those that were let go of before.
+    /// Also of those that were let go of before.
     bytes: u64,
 }
 
 impl Gone {
-    /// Step 5. This wakes futures, and wakers are the program's: no lock may be held, but within
-    /// [`together`](crate::base::wait::together). Returns the bytes dropped.
+    /// Step 5: no lock may be held, but within [`together`](crate::base::wait::together), as this
+    /// wakes futures. Returns the bytes dropped.
     pub(crate) fn let_go(self, core: &Core) -> u64 {
         for gone in self.folios.chunks(BATCH) {
             users::let_go(core, gone);
@@ -78,19 +74,17 @@ impl Gone {
     }
 }
 
-/// Sets the mapping's length to `len_bytes`, the source's current length. The caller holds its
-/// `resizing` mutex. A file with dirty folios keeps its length.
+/// Sets the mapping's length to the source's. The caller holds its `resizing` mutex. A file with
+/// dirty folios keeps its length.
 ///
 /// First discards all folios with a page beyond the shorter of the two lengths, including those
 /// being filled; stores the length in the critical section that finds none left. So each folio
-/// knows how many of its bytes the file has, from its landing (under the mutex too) until it is
-/// dropped, and a thread that has seen the new length finds no byte of the old one.
+/// knows how many of its bytes the file has, and a thread that has seen the new length finds no
+/// byte of the old one. Hollow folios are let go of, and those who just put one outside or take one
+/// in are waited for, before the length is stored: a map shows what is outside.
 ///
-/// A map shows what is outside, whatever the index has. So hollow folios are let go of, and those
-/// who just put one there or take one out are waited for, before the length is stored.
-///
-/// The caller lets go of the other folios when it has released that mutex. All of it is done within
-/// [`together`](crate::base::wait::together), as futures are woken under that mutex.
+/// The caller lets go of the other folios when it has released that mutex, all within
+/// [`together`](crate::base::wait::together).
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     let old_bytes = mapping.len_bytes();
     if mutant::on(Mutant::KeepOldEnd) {
@@ -108,13 +102,13 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     Gone::default()
 }
 
-/// How often a change of the length begins anew because folios became hollow meanwhile.
+/// Because folios became hollow meanwhile.
 const CLEARS_MAX: u32 = 16;
 
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
-/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and
-/// none of them is left outside; drops nothing more once the file has a dirty folio, and leaves
-/// step 5 of the others to the caller.
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, nor any
+/// left outside; drops nothing more once the file has a dirty folio, and leaves step 5 to the
+/// caller.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
@@ -201,8 +195,8 @@ fn drop_range(
     (dropped, later)
 }
 
-/// Drops all folios of `pages` of a file that is outside, whose pages are not in memory any more.
-/// The caller lets go of what is returned, without the mutex.
+/// Of a file that is outside, whose pages are not in memory any more. The caller lets go of what is
+/// returned, without the mutex.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn drop_within(
     core: &Core,

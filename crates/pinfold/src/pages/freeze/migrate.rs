@@ -2,12 +2,11 @@
 //! (steps 2 to 7) for one of a frozen batch. The caller has allocated the new folio (count 1,
 //! version odd, no mapping), and frees the old frames without the mutex. Under the `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
-//! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if it
-//!    remains one; if not, they are taken in (`pages/outside.rs`);
+//! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if
+//!    it remains one; if not, they are taken in (`pages/outside.rs`);
 //! 3. give the new folio the old one's identity; its version is still odd;
-//! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
-//!    finds the old head fails on its version, which does not become even again in this use of the
-//!    frame; so a migration moves the version although the page is not deleted;
+//! 4. store the new head to the old one's index slots: a racing look-up finds either, and fails on
+//!    the old one's version;
 //! 5. tell the policy;
 //! 6. make the new folio's version even; its count of 1 is the index's;
 //! 7. forget the old folio's identity.
@@ -24,7 +23,6 @@ use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
 use crate::pages::outside::Outside;
 
-/// All steps.
 /// Error: the folio is held or borrowed; nothing was changed.
 pub(crate) fn migrate(
     core: &Core,
@@ -32,7 +30,7 @@ pub(crate) fn migrate(
     folio: FolioAt,
     new_head: FrameNumber,
 ) -> Result<Woken, InUse> {
-    // Being filled: its filler has a reference, and its version is odd.
+    // Its filler has a reference, and its version is odd.
     if core.frames.frame(folio.frame).is_changing() {
         return Err(InUse::Busy);
     }
@@ -55,13 +53,12 @@ pub(crate) fn move_frozen(
         let from = core.address(changing.mapping(), folio.frame);
         let to = core.frames.address(new_head);
         let bytes = if old.is_hollow() { old.file_bytes() } else { identity.order.bytes() };
-        // SAFETY: both are folios of this order and do not overlap. The old one is frozen, so no
-        // thread changes it; the new one is the caller's alone. Readers of its last use load from
-        // it by racing loads, and notice by the version.
+        // SAFETY: two folios of this order. The old one is frozen, so no thread changes it; the new
+        // one is the caller's alone, but for readers of its last use, who notice by the version.
         unsafe { copy_racing(to, from, bytes) };
     }
     if old.is_hollow() && !new.is_hollow() && !mutant::on(Mutant::MoveKeepsPages) {
-        // Before the new folio can be found: whoever finds it may want to put it outside again.
+        // Whoever finds the new folio may want to put it outside again.
         core.taken_in(changing.mapping(), identity.pages());
     }
     assert!(old.is_hollow() || !new.is_hollow(), "a folio became hollow by a move");
@@ -77,7 +74,7 @@ pub(crate) fn move_frozen(
     core.residency.replace(&core.frames, folio.frame, new_head);
     mutant::pause();
     new.change_end();
-    // A reader may have taken a reference to it since step 4, and wait for this.
+    // A reader may have a reference since step 4, and wait for this.
     let woken = if mutant::on(Mutant::MoveWakesNobody) {
         Woken::default()
     } else {

@@ -1,5 +1,4 @@
-//! What is done to a live folio under its mapping's `change` mutex. Each is one file, which begins
-//! with its steps.
+//! What is done to a live folio under its mapping's `change` mutex.
 //!
 //! | file | subject | freezes | scans the slots | the folio then |
 //! |---|---|---|---|---|
@@ -10,10 +9,10 @@
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd
-//! all that time. The count is frozen from the index's own reference, so that any other reference
-//! or pin makes the freeze fail. A folio that a reader has announced is thawed. Whoever only drops
-//! leaves the old folio to its users; so does `map/`, where it puts its bytes outside of the arena.
-//! Nothing here allocates or evicts.
+//! all that time. The count is frozen from the index's own reference, so any other reference or pin
+//! makes the freeze fail. A folio that a reader has announced is thawed. Whoever only drops leaves
+//! the old folio to its users; so does `map/`, where it puts its bytes outside. Nothing here
+//! allocates or evicts.
 
 mod drop;
 mod migrate;

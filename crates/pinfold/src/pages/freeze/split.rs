@@ -1,11 +1,8 @@
-//! Splitting: a large folio becomes small ones, in place.
-//!
-//! Under the `change` mutex:
+//! Splitting: a large folio becomes small ones, in place. Under the `change` mutex:
 //! 1. reserve the index nodes that the pieces need, so that no later step fails;
 //! 2. freeze, version of the head odd; no reader has announced it;
 //! 3. hand out each piece in its own frames (count 1, the index's), with its identity and the uses
-//!    of its part. The tails' versions were odd before; the head becomes a smaller folio in the
-//!    same frame;
+//!    of its part. The tails' versions were odd before;
 //! 4. tell the policy, under the same hold of its lock as step 3;
 //! 5. store the pieces to the folio's index slots: a racing look-up finds the old head or the
 //!    piece; the old head's identity refuses it if its page is no longer there;
@@ -22,9 +19,8 @@ use crate::index::{FolioAt, NoNodes};
 use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
 
-/// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
-/// `order`. `Ok(Err(..))`: it is in use.
-/// Error: the index needs more nodes first; nothing was changed.
+/// Into pieces of `order`. `Ok(Err(..))`: the folio is in use. Error: the index needs more nodes
+/// first; nothing was changed.
 pub(crate) fn split(
     core: &Core,
     changing: &mut Changing<'_>,
@@ -35,7 +31,7 @@ pub(crate) fn split(
     let mapping = head.identity().mapping;
     let mut writer = changing.writer(&core.nodes);
     writer.reserve_split(folio.order, u32::from(order.get()))?;
-    // Being filled: its filler has a reference, and its version is odd.
+    // Its filler has a reference, and its version is odd.
     if head.is_changing() {
         return Ok(Err(InUse::Busy));
     }
@@ -52,7 +48,7 @@ pub(crate) fn split(
     let mut woken = Woken::default();
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
-        // A reader may have taken a reference to a piece since step 3, and wait for this.
+        // A reader may have a reference since step 3, and wait for this.
         if !mutant::on(Mutant::MoveWakesNobody) {
             woken.add(core.waiters.wake_later(piece(n).0));
         }
@@ -61,11 +57,11 @@ pub(crate) fn split(
     Ok(Ok(woken))
 }
 
-/// Steps 3 and 4, under the policy's lock.
+/// Steps 3 and 4.
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
     let frame = core.frames.frame(folio.frame);
     let (file_bytes, hollow) = (frame.file_bytes(), frame.flags() & Flags::HOLLOW);
-    // The uses of a piece; `None` if nobody has read it.
+    // `None`: nobody has read the piece.
     let uses = |n: u32| {
         let pages = n * order.frames()..(n + 1) * order.frames();
         let is_read = frame.unread_pages(pages) < order.frames();

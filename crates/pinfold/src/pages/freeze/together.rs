@@ -3,14 +3,13 @@
 //!
 //! 1. find the mapping of each folio from its entry;
 //! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
-//! 3. under them check that the index has this folio at its page, and, if it is to leave, that it is
-//!    clean; freeze it, version odd;
+//! 3. under them check that the index has this folio at its page, and, if it is to leave, that it
+//!    is clean; freeze it, version odd;
 //! 4. the fence, and one scan of the slots of all readers;
 //! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
 //! 6. release the mutexes, when the batch is dropped.
 //!
-//! This is the only place where more than one `change` mutex is held, always taken in one order. So
-//! there is no cycle.
+//! Nowhere else more than one `change` mutex is held.
 
 use std::sync::Arc;
 
@@ -23,17 +22,14 @@ use crate::pages::outside::Outside;
 use crate::pages::readers::LOOK_MAX;
 use crate::pages::residency::Candidate;
 
-/// What a batch is frozen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
-    /// Its folios leave memory: dirty ones stay.
+    /// Dirty folios stay.
     Leave,
-    /// They move to other frames. Of a file that is outside, what is dirty moves, too: it has its
-    /// frames by number alone, and its bytes stay where they are.
+    /// To other frames. What is dirty of a file that is outside moves, too: its bytes stay there.
     Move,
 }
 
-/// Folios to be frozen together, with their mappings.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     pub(crate) folios: Vec<Candidate>,
@@ -41,17 +37,16 @@ pub(crate) struct Candidates {
     pub(crate) mappings: Vec<Arc<Mapping>>,
 }
 
-/// A batch whose mappings' `change` mutexes are held. Each of its folios is frozen or in use.
+/// The mappings' `change` mutexes are held. Each folio is frozen or in use.
 #[derive(Debug)]
 pub(crate) struct FrozenBatch<'a> {
     folios: &'a [Candidate],
     /// In the order of the batch's `mappings`.
     pub(crate) changing: Vec<Changing<'a>>,
-    /// Per folio: the index of its mapping, or why it is not frozen.
+    /// The index of the folio's mapping, or why it is not frozen.
     states: Vec<Result<usize, InUse>>,
 }
 
-/// A frozen folio, with its mapping's `change` mutex held.
 #[derive(Debug)]
 pub(crate) struct Frozen<'a, 'b> {
     pub(crate) folio: Candidate,
@@ -59,14 +54,10 @@ pub(crate) struct Frozen<'a, 'b> {
 }
 
 impl Candidates {
-    /// The most folios of a batch. A membarrier takes many times as long as the rest of one folio's
-    /// eviction; but other threads wait for the mutexes while a batch is frozen.
+    /// A membarrier takes as long as many evictions; but others wait for the mutexes.
     pub(crate) const MAX: usize = LOOK_MAX;
 
     /// Step 1.
-    ///
-    /// # Panics
-    /// If there are more than [`Self::MAX`].
     pub(crate) fn new(core: &Core, folios: Vec<Candidate>) -> Self {
         assert!(folios.len() <= Self::MAX, "more folios at once than a batch has");
         let mut ids: Vec<u32> = folios.iter().map(|folio| folio.identity.mapping).collect();
@@ -77,7 +68,7 @@ impl Candidates {
         Candidates { folios, mappings }
     }
 
-    /// Steps 2 to 5, except for the caller's part.
+    /// Steps 2 to 5.
     pub(crate) fn freeze_all(&self, core: &Core, to: To) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
         if to == To::Leave {
@@ -104,7 +95,7 @@ impl Candidates {
         FrozenBatch { folios: &self.folios, changing, states }
     }
 
-    /// Whether pages that are outside are clean is looked up, right before they leave.
+    /// Whether pages that are outside are clean is looked up right before they leave.
     fn notice_stores(&self, core: &Core, changing: &mut [Changing<'_>]) {
         for (mapping, changing) in self.mappings.iter().zip(changing) {
             if !core.is_outside(mapping) {
@@ -133,15 +124,13 @@ impl Candidates {
 }
 
 impl<'a> FrozenBatch<'a> {
-    /// The `n`th folio of the batch, which the caller must take out of the index or replace there.
-    /// Error: why it is not frozen.
+    /// The caller must take the folio out of the index or replace it there.
     pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
         let at = self.states[n]?;
         Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
     }
 
-    /// Which folios of the batch's `n`th mapping are frozen: their pages, in rising order, and
-    /// their numbers in the batch.
+    /// Of the `n`th mapping: the pages of frozen folios, in rising order, with their numbers.
     pub(crate) fn frozen_of(&self, n: usize) -> Vec<(u64, usize)> {
         let its = (0..self.states.len()).filter(|&it| self.states[it] == Ok(n));
         let mut its: Vec<_> = its.map(|it| (self.folios[it].identity.index, it)).collect();
@@ -149,7 +138,7 @@ impl<'a> FrozenBatch<'a> {
         its
     }
 
-    /// The `n`th folio, which is frozen, stays as if it were pinned.
+    /// A frozen folio stays as if it were pinned.
     pub(crate) fn stays(&mut self, core: &Core, n: usize) {
         users::thaw(core.frames.frame(self.folios[n].head));
         self.states[n] = Err(InUse::Pinned);
@@ -165,8 +154,7 @@ fn freeze_if_there(
 ) -> Result<(), InUse> {
     let (frame, page) = (core.frames.frame(folio.head), folio.identity.index);
     let there = changing.head(page) == Some(folio.head);
-    // Checked again, now that it cannot change: it may have been split, or filled anew in its
-    // frames.
+    // Now it cannot change: it may have been split, or filled anew in its frames.
     if !there || frame.identity() != folio.identity || frame.is_changing() {
         return Err(InUse::Busy);
     }

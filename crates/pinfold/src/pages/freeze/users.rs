@@ -6,9 +6,8 @@
 //! | a pin | `pins` of the count | the frozen bit |
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
-//! A map is no user: when a hollow folio is evicted, its pages are taken out of every map
-//! (`pages/outside.rs`). Nothing writes to the pages of files yet, mapped or not. What becomes of a
-//! folio that left its file while it was in use is here, too ([`let_go`]).
+//! A map is no user: when a hollow folio is evicted, its pages are taken out of every map. What
+//! becomes of a folio that left its file while it was in use is here, too ([`let_go`]).
 
 use pinfold_policy::Answer;
 
@@ -23,18 +22,15 @@ use crate::pages::readers::Announced;
 /// Why a folio cannot be frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InUse {
-    /// It has another reference, or is not the folio it was.
+    /// Or it is not the folio it was.
     Busy,
-    /// It is pinned.
     Pinned,
-    /// A reader has announced it.
+    /// By a reader, who has announced it.
     Borrowed,
-    /// Its bytes are newer than the source's, or are being written there.
     NotClean,
 }
 
 impl InUse {
-    /// What the policy is told of a folio that stays for this reason.
     pub(crate) fn answer(self) -> Answer {
         match self {
             InUse::Busy | InUse::Borrowed | InUse::NotClean => Answer::Busy,
@@ -43,8 +39,8 @@ impl InUse {
     }
 }
 
-/// Freezes a folio to which only the index has a reference, and makes its version odd. From here on
-/// no thread gets a reference or a pin, and no optimistic read succeeds. Existing borrows continue.
+/// Freezes a folio to which only the index has a reference, and makes its version odd. No thread
+/// gets a reference or a pin, and no optimistic read succeeds. Existing borrows continue.
 pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
     let expected = if mutant::on(Mutant::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
     if mutant::on(Mutant::FreezePinned) && frame.count.pins() > 0 {
@@ -64,12 +60,11 @@ pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
     }
 }
 
-/// Which of the folios at `heads`, whose versions are odd, readers have announced.
 pub(super) fn announced(core: &Core, heads: &[FrameNumber]) -> Announced {
     core.readers.announced(heads, &core.counters)
 }
 
-/// Freezes one folio, unless it is in use or borrowed; under its mapping's `change` mutex.
+/// Unless the folio is in use or borrowed; under its mapping's `change` mutex.
 pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> {
     let frame = core.frames.frame(head);
     freeze(frame)?;
@@ -80,15 +75,13 @@ pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> 
     Ok(())
 }
 
-/// Without the scan of the slots: for the model of a wrong writer.
 #[cfg(all(test, loom))]
 pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
     freeze(frame)
 }
 
-/// Thaws a folio that only the index has a reference to, and makes its version even. Existing
-/// announcements stay valid, as long as its bytes and identity have not changed. Revokes the
-/// folio's grant: the list of grants goes by the version.
+/// Only the index has a reference. Existing announcements stay valid, as long as bytes and identity
+/// have not changed. Revokes the folio's grant: the list of grants goes by the version.
 pub(crate) fn thaw(frame: &Frame) {
     if frame.flags().contains(Flags::GRANTED) {
         frame.revoke();
@@ -97,15 +90,14 @@ pub(crate) fn thaw(frame: &Frame) {
     frame.count.thaw(1);
 }
 
-/// Revokes the grant of a folio that nobody has a reference to: freezes and thaws it. Whoever
-/// looked it up before finds another version. Borrows go on: the bytes stay. False: it is in use or
-/// gone.
+/// Freezes and thaws a folio that nobody has a reference to: whoever looked it up before finds
+/// another version. Borrows go on. False: the folio is in use or gone.
 pub(crate) fn revoke(core: &Core, grant: &Grant) -> bool {
     let frame = core.frames.frame(grant.head);
     let identity = frame.identity();
     let Some(mapping) = core.mappings.get(identity.mapping) else { return false };
     let changing = mapping.change();
-    // Checked now that it cannot change: another folio may have its frames.
+    // Now it cannot change: another folio may have its frames.
     let there = changing.head(identity.index) == Some(grant.head);
     if !there || frame.since(grant.stamp) != 0 {
         return false;
@@ -121,15 +113,14 @@ pub(crate) fn revoke(core: &Core, grant: &Grant) -> bool {
     frozen
 }
 
-/// Thaws a folio that a reader has announced.
 pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
     core.counters.count(Event::Announced);
     thaw(frame);
 }
 
-/// Gives back the index's references to folios that have left it: out of the index, version odd.
-/// Wakes the threads that wait for one of them. What is announced is deferred: so the last
-/// reference to a borrowed folio, the index's, is never given back too early.
+/// Gives back the index's references to folios that have left it, with odd versions, and wakes who
+/// waits for them. What is announced is deferred: so the last reference to a borrowed folio is
+/// never given back too early.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     if gone.iter().any(|&head| core.frames.frame(head).is_hollow()) {
         core.let_go_of_kept(|head| gone.contains(&head));
@@ -150,7 +141,7 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     }
 }
 
-/// Frees the deferred folios that are not borrowed any more; returns how many.
+/// Frees the deferred folios that are not borrowed any more.
 pub(crate) fn collect(core: &Core) -> usize {
     let over = core.deferred.take_over(|heads| core.readers.look_again(heads));
     for &head in &over {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
 
-/// What the daemon is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DaemonRequest {
     Sleep,
@@ -14,14 +13,12 @@ enum DaemonRequest {
     End,
 }
 
-/// The bell itself.
 #[derive(Debug)]
 pub(crate) struct Bell {
     listener: Arc<Listener>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the daemon listens to.
 #[derive(Debug)]
 pub(crate) struct Listener {
     asked: Mutex<DaemonRequest>,
@@ -38,12 +35,11 @@ impl Bell {
         self.listener.clone()
     }
 
-    /// Sets the daemon, which is joined when the bell is dropped.
+    /// The daemon is joined when the bell is dropped.
     pub(crate) fn is_heard_by(&self, thread: JoinHandle<()>) {
         *self.thread.lock() = Some(thread);
     }
 
-    /// Wakes the daemon: fewer frames are free than should be.
     pub(crate) fn ring(&self) {
         let mut asked = self.listener.asked.lock();
         if *asked == DaemonRequest::Sleep {
@@ -52,7 +48,7 @@ impl Bell {
         }
     }
 
-    /// Ends the daemon and joins it, unless it is the one that drops the cache.
+    /// Unless it is the daemon that drops the cache.
     pub(crate) fn end(&self) {
         *self.listener.asked.lock() = DaemonRequest::End;
         self.listener.wake.notify_all();
@@ -70,7 +66,7 @@ impl Drop for Bell {
 }
 
 impl Listener {
-    /// Sleeps until the bell rings; false if the thread shall end.
+    /// False if the thread shall end.
     pub(crate) fn wait(&self) -> bool {
         let mut asked = self.asked.lock();
         while *asked == DaemonRequest::Sleep {
@@ -79,7 +75,7 @@ impl Listener {
         heard(&mut asked)
     }
 
-    /// [`wait`](Self::wait) for about `nap`. `None` if it did not ring.
+    /// For about `nap`. `None` if the bell did not ring.
     pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
         let mut asked = self.asked.lock();
         if *asked == DaemonRequest::Sleep {

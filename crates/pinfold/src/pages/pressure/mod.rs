@@ -1,14 +1,6 @@
-//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being
-//! filled, and who waits for memory. `reclaim` acts on it.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the levels, and waiting until one changes |
-//! | `on_its_way.rs` | what is being read, and how much of it each file may have |
-//! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
-//! | `bell.rs` | waking and ending the daemon |
-//!
-//! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
+//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being filled
+//! (`on_its_way.rs`), the futures that wait for memory (`queue.rs`), the daemon's bell. `reclaim`
+//! acts on it. Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
 mod bell;
 mod on_its_way;
@@ -36,46 +28,40 @@ pub(crate) use on_its_way::{Need, OnItsWay, Shares};
 use queue::Queue;
 pub(crate) use queue::{Claim, Keeps, Refused, Share, Turn};
 
-/// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
-/// Steps of progress, and who waits for one: threads sleep on `wake`.
+/// Threads sleep on `wake`.
 #[derive(Debug)]
 struct Progress {
     queue: Mutex<Queue>,
     wake: Condvar,
 }
 
-/// The state of a cache's memory use.
 #[derive(Debug)]
 pub(crate) struct Pressure {
-    /// Below this many free frames the daemon is woken.
+    /// Below this many free frames the daemon evicts, until `high_frames` are free.
     pub(crate) low_frames: u32,
-    /// It evicts until this many frames are free.
     pub(crate) high_frames: u32,
-    /// The largest folio of a cache of this size.
     pub(crate) order_max: Order,
-    /// Pages that a thread without memory evicts at a time.
+    /// That a thread without memory evicts at a time.
     pub(crate) direct_pages: u32,
     pub(crate) bell: Bell,
     progress: Arc<Progress>,
-    /// The round of the futures' claims, as it was when it was last asked for.
+    /// Of the futures' claims, as it was when it was last asked for.
     round: AtomicU32,
     pub(crate) shares: Shares,
-    /// Where the next search for folios to move out of an unmovable run begins.
+    /// Where the next search in unmovable runs begins.
     pub(crate) unmovable_hand: AtomicU32,
     /// Held by the thread that makes a large block free. Taken under no other lock.
     pub(crate) making_block: Mutex<()>,
-    /// The number of the run at which the next such thread begins.
+    /// Where the next such thread begins.
     pub(crate) block_hand: AtomicU32,
-    /// Threads that evict.
     pub(crate) evictors: Level,
-    /// Pages of copies that the program keeps.
+    /// Pages that the program keeps.
     pub(crate) copied: Level,
 }
 
 impl Pressure {
-    /// For a cache of `frames` frames with folios of at most that order.
     pub(crate) fn new(frames: u32, order_max: Order) -> Self {
         // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
@@ -98,8 +84,7 @@ impl Pressure {
         }
     }
 
-    /// For a model, with these watermarks (0: none) and this number of pages that a thread without
-    /// memory evicts at a time.
+    /// With these watermarks (0: none).
     #[cfg(all(test, any(loom, shuttle)))]
     pub(crate) fn model(
         frames: u32,
@@ -112,23 +97,21 @@ impl Pressure {
         Pressure { low_frames, high_frames, order_max, direct_pages, shares, ..base }
     }
 
-    /// Notes that something was freed or became evictable.
+    /// Something was freed or became evictable.
     pub(crate) fn progress(&self) {
         self.progress.step(0, Claim::default());
     }
 
-    /// What notes that a worker is free.
     pub(crate) fn hook(&self) -> impl Fn() + Send + Sync + use<> {
         let progress = self.progress.clone();
         move || progress.step(0, Claim::default())
     }
 
-    /// How many steps of progress there were so far.
     pub(crate) fn progress_seen(&self) -> u64 {
         self.progress.lock().times
     }
 
-    /// Wakes the future whose turn is next, and passes over those that were woken and not polled.
+    /// Passes over those that were woken and not polled.
     pub(crate) fn wake_first(&self) {
         let mut queue = self.progress.lock();
         // Relaxed: who sees it late is polled again.
@@ -138,9 +121,8 @@ impl Pressure {
         wake(next);
     }
 
-    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way. `Err`: it has
-    /// to queue. Either way with the progress seen. `queues`: it has a turn already, which has
-    /// come.
+    /// For a future of `file`, which has `of_file` on its way. `Err`: it has to queue. Either way
+    /// with the progress seen. `queues`: it has a turn already, which has come.
     pub(crate) fn claim(
         &self,
         (file, of_file): (u32, &OnItsWay),
@@ -152,7 +134,7 @@ impl Pressure {
         queue.claim((file, pages), queues, on_their_way, self.shares.each_max)
     }
 
-    /// The future that has this claim is polled. Cost: a load, unless a round has ended.
+    /// The future is polled. Cost: a load, unless a round has ended.
     pub(crate) fn renew(&self, file: u32, claim: &mut Claim) {
         // Relaxed: see `wake_first`.
         if claim.pages() > 0 && claim.round() != self.round.load(Ordering::Relaxed) {
@@ -160,13 +142,12 @@ impl Pressure {
         }
     }
 
-    /// What the futures of a file bring, and may bring.
     pub(crate) fn share(&self, file: u32, of_file: &OnItsWay) -> Share {
         let on_their_way = self.shares.on_their_way(of_file);
         self.progress.lock().share(file, on_their_way, self.shares.each_max)
     }
 
-    /// Pages that all futures have a claim to, and those of the file.
+    /// Of all futures, and of the file's.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn claimed(&self, file: u32) -> [u32; 2] {
         self.progress.lock().claimed(file)
@@ -178,54 +159,51 @@ impl Pressure {
         self.progress.lock().lines.is_empty()
     }
 
-    /// Whether a claim of so many pages is one that is granted to one future of a file alone.
+    /// Whether so large a claim is granted to one future of a file alone.
     pub(crate) fn is_large(&self, pages: u32) -> bool {
         pages > self.shares.each_max / 2
     }
 
-    /// Whether a batch may wait for memory with its guards. If so, it is the only one, until
-    /// [`Self::keeps_no_guards`], or until it is woken and not polled for a while.
+    /// If so, the batch is the only one, until [`Self::keeps_no_guards`], or until it is woken and
+    /// not polled for a while.
     pub(crate) fn may_keep_guards(&self) -> Option<Keeps> {
         self.progress.lock().may_keep_guards()
     }
 
-    /// Whether such a batch, which was polled and queues with a `turn` of `file`, was not passed
-    /// over.
+    /// The batch was polled and queues with a `turn` of `file`. False: it was passed over.
     pub(crate) fn keeps_guards(&self, keeps: &Keeps, file: u32, turn: Turn) -> bool {
         self.progress.lock().keeps_guards(keeps, (file, turn))
     }
 
-    /// The end of such a batch: another one may. Nothing happens if it was passed over.
+    /// Nothing happens if the batch was passed over.
     pub(crate) fn keeps_no_guards(&self, keeps: &Keeps) {
         if self.progress.lock().keeps_no_guards(keeps) {
             self.progress();
         }
     }
 
-    /// Whether a batch may wait for memory with its guards, and has not ended.
     #[cfg(all(test, shuttle))]
     pub(crate) fn has_keeper(&self) -> bool {
         self.progress.lock().has_keeper()
     }
 
-    /// The end of a claim: another future may begin.
+    /// Another future may begin.
     pub(crate) fn release(&self, file: u32, claim: Claim) {
         self.progress.step(file, claim);
     }
 
-    /// The end of a claim with which nothing was begun, which is no progress.
+    /// Nothing was begun with the claim: that is no progress.
     pub(crate) fn unclaim(&self, file: u32, claim: Claim) {
         self.progress.lock().give_up(file, claim);
     }
 
-    /// Whether a future waits to be woken.
     pub(crate) fn is_queued_for(&self) -> bool {
         self.progress.lock().has_sleepers()
     }
 
     /// Queues a future that was refused: in its place if it had one, else at the end of its file's
-    /// line. Its claim ends. `None` if there was progress beyond `seen`, or nobody is before it any
-    /// more: then it has to try again.
+    /// line. Its claim ends. `None`: there was progress beyond `seen`, or nobody is before it any
+    /// more.
     pub(crate) fn queue(
         &self,
         (file, turn): (u32, Option<Turn>),
@@ -245,7 +223,7 @@ impl Pressure {
         Some(turn)
     }
 
-    /// Whether the future still queues. Then `waker` is the one to wake.
+    /// Then `waker` is the one to wake.
     pub(crate) fn is_queued(&self, file: u32, turn: Turn, waker: &Waker) -> bool {
         let mut waker = waker.clone();
         let queued = self.progress.lock().is_queued(file, turn, &mut waker);
@@ -253,12 +231,11 @@ impl Pressure {
         queued
     }
 
-    /// The future does not wait any more: it has what it wanted.
     pub(crate) fn served(&self, file: u32, turn: Turn) {
         self.remove(file, turn, true);
     }
 
-    /// The future does not wait any more. If it was woken already, the next one is woken instead.
+    /// If the future was woken already, the next one is woken instead.
     pub(crate) fn leave(&self, file: u32, turn: Turn) {
         self.remove(file, turn, !mutant::on(Mutant::DropKeepsTurn));
     }
@@ -269,13 +246,11 @@ impl Pressure {
         wake(next);
     }
 
-    /// How many threads sleep until there is progress.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn sleepers(&self) -> u32 {
         self.progress.wake.waiters()
     }
 
-    /// Sleeps until there is progress beyond `seen`, at most for `nap`.
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let queue = self.progress.lock();
         if queue.times == seen {
@@ -299,7 +274,6 @@ impl Progress {
         self.queue.lock()
     }
 
-    /// A step, by which a claim of the file may end.
     fn step(&self, file: u32, claimed: Claim) {
         let next = self.lock().step(file, claimed);
         self.wake.notify_all();

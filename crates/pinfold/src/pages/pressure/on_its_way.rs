@@ -1,8 +1,6 @@
-//! What is on its way from sources, and how much of it each file may have.
-//!
-//! A source that hangs keeps the memory of what is read from it for ever. However many hang, they
-//! must neither take the memory of the others nor keep them from reading ahead. Who waits until
-//! there is less, and for how long, is said where something is brought.
+//! What is on its way from sources, and how much of it each file may have. A source that hangs
+//! keeps the memory of what is read from it for ever. However many hang, they must neither take the
+//! memory of the others nor keep them from reading ahead.
 //!
 //! | what a file has | together with what it has already, at most |
 //! |---|---|
@@ -12,45 +10,43 @@
 //! | the first of these folios, if reads of the file have ended | the same up to 15/16 |
 //!
 //! So one file alone has at most a quarter of the cache in folios. If the sources of `n` files
-//! hang, each has an `n + 1`th of half of it, and others have as much. Where nothing is left of
-//! three quarters, what somebody waits for still comes: of any file up to the first limit, and then
-//! only of those whose source has answered before and has nothing else to answer.
+//! hang, each has an `n + 1`th of half of it, and others have as much. Beyond three quarters, what
+//! somebody waits for still comes: of any file up to the first limit, and then only of those whose
+//! source has answered before and has nothing else to answer.
 
-// Not from `crate::base::sync`: levels, on which no protocol depends.
+// Not from `crate::base::sync`: levels.
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::frames::Order;
 
-/// What one file has on its way; or all files.
+/// Of one file, or of all.
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay {
     /// Frames of folios that are being filled.
     fills: AtomicU32,
     /// Pages of copies that are being read.
     copies: AtomicU64,
-    /// How many reads of folios have ended.
+    /// Reads of folios.
     ended: AtomicU64,
 }
 
-/// Who waits for a folio that is to be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Nobody; or somebody who then asks for each page of it that has not come.
+    /// Or somebody who then asks for each page of it that has not come.
     Nobody,
     /// A thread or a future, for its first page.
     First,
-    /// A thread within a call of a source, for its first page. A fill that is under way waits for
-    /// this thread, so it must not wait for a fill; there are no more such threads than fills.
+    /// A thread within a call of a source, for its first page: a fill that is under way waits for
+    /// it, so it must not wait for a fill.
     InASource,
 }
 
-/// How a copy that is being read counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyCounts {
     Pages(u32),
-    /// It is the one that may be more than the share of its file.
+    /// The one that may be more than the share of its file.
     Alone,
 }
 
@@ -65,24 +61,21 @@ impl OnItsWay {
         u32::try_from(all).unwrap_or(u32::MAX)
     }
 
-    /// How many reads of folios have ended.
     pub(crate) fn reads_ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// A read of a folio has ended.
     pub(crate) fn read_ended(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// The levels of all files, and the limits.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all: OnItsWay,
     /// Some copy is more than the share of its file.
     alone: AtomicBool,
-    /// Half of the cache: of each of the two kinds.
+    /// Half of the cache, of each of the two kinds.
     pub(super) each_max: u32,
     /// Of both kinds.
     both_max: u32,
@@ -92,11 +85,9 @@ pub(crate) struct Shares {
     least_max: u32,
 }
 
-/// The part of what is left that one file gets.
 const REST_SHARE: u32 = 64;
 
 impl Shares {
-    /// For a cache of `frames` frames.
     pub(super) fn new(frames: u32) -> Self {
         let part = |of_32: u32| (u64::from(frames) * u64::from(of_32) / 32) as u32;
         Shares {
@@ -109,18 +100,18 @@ impl Shares {
         }
     }
 
-    /// For a model, in which what is waited for may be on its way as long as there is memory.
+    /// What is waited for may be on its way as long as there is memory.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn model(frames: u32) -> Self {
-        // A quarter of a whole cache's few frames is one: here it is half, for a batch's groups.
+        // A quarter of few frames is one: here it is half, for a batch's groups.
         let each_max = if cfg!(shuttle) { frames } else { frames / 2 };
         let all = 2 * frames;
         let (both_max, waited_max) = (all, [REST_SHARE * all; 3]);
         Shares { each_max, both_max, waited_max, least_max: frames, ..Shares::new(frames) }
     }
 
-    /// Counts a folio of `order` as on its way; false if its file has enough. Called before there
-    /// is memory for the folio, so that what many threads begin at once is bounded, too.
+    /// False if the file has enough. Called before there is memory for the folio, so that what many
+    /// threads begin at once is bounded, too.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order, need: Need) -> bool {
         let frames = order.frames();
         self.all.fills.fetch_add(frames, Ordering::Relaxed);
@@ -138,7 +129,7 @@ impl Shares {
         begins
     }
 
-    /// Frames that one file may have on its way where all have so many, and with copies `both`.
+    /// Of one file, where all have so many, and with copies `both`.
     fn most_folios(&self, [all, both]: [u32; 2], need: Need, is_known: bool) -> u32 {
         let left = self.left(all, both);
         let [any_max, known_max, in_a_source_max] = self.waited_max;
@@ -155,20 +146,19 @@ impl Shares {
         self.each_max.saturating_sub(all).min(self.both_max.saturating_sub(both))
     }
 
-    /// What one file gets of what is left up to `most`.
     fn rest(&self, most: u32, both: u32) -> u32 {
         let left = most.checked_sub(both);
         left.map_or(0, |left| (left / REST_SHARE).clamp(1, self.least_max))
     }
 
-    /// So many frames of folios are on their way no more: filled, failed, or not begun.
+    /// Filled, failed, or not begun.
     pub(crate) fn fill_ends(&self, of_file: &OnItsWay, frames: u32) {
         for level in [&self.all, of_file] {
             level.fills.fetch_sub(frames, Ordering::Relaxed);
         }
     }
 
-    /// Whether a file has so much on its way that not even a page that somebody waits for may come.
+    /// Whether not even a page that somebody waits for may come.
     pub(crate) fn is_enough(&self, of_file: &OnItsWay) -> bool {
         let own = of_file.frames();
         let is_known = own == 0 && of_file.reads_ended() > 0;
@@ -176,7 +166,7 @@ impl Shares {
         own + 1 > self.most_folios(all, Need::First, is_known)
     }
 
-    /// Counts a copy of so many pages, which will be read; `None` if its file has enough of them.
+    /// `None` if the file has enough of them.
     #[cfg(not(loom))]
     pub(crate) fn copy_begins(&self, of_file: &OnItsWay, pages: u32) -> Option<CopyCounts> {
         let more_pages = u64::from(pages);
@@ -187,7 +177,6 @@ impl Shares {
             let most = left.max(self.rest(self.waited_max[0], both));
             Some(own + more_pages).filter(|own| *own <= most.into())
         };
-        // As in `fill_begins`.
         let fits = of_file.copies.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
         if fits {
             return Some(CopyCounts::Pages(pages));
@@ -201,7 +190,6 @@ impl Shares {
         alone.is_ok().then_some(CopyCounts::Alone)
     }
 
-    /// The copy was read, or was given up.
     #[cfg(not(loom))]
     pub(crate) fn copy_ends(&self, of_file: &OnItsWay, counts: CopyCounts) {
         match counts {
@@ -214,7 +202,7 @@ impl Shares {
         }
     }
 
-    /// Frames of folios of all files, and of one.
+    /// Of folios: of all files, and of one.
     pub(super) fn on_their_way(&self, of_file: &OnItsWay) -> [u32; 2] {
         [&self.all, of_file].map(OnItsWay::frames)
     }

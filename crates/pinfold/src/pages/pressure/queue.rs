@@ -1,9 +1,9 @@
 //! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
 //! nobody, but says who is to be woken.
 //!
-//! They queue in a line for each file, and one for all copies (`futures/room.rs`): a file whose
-//! reads hang keeps its own futures waiting, and no others. Each step of progress wakes the first
-//! of one line, and the lines take turns: waking all would make each try in vain.
+//! There is a line for each file, and one for all copies (`futures/room.rs`): a file whose reads
+//! hang keeps no others waiting. Each step of progress wakes the first of one line, and the lines
+//! take turns: waking all would make each try in vain.
 //!
 //! | a future that | does |
 //! |---|---|
@@ -20,11 +20,10 @@
 //! A batch that finds no memory drops its guards and queues again. After some such retreats it
 //! waits with its guards, but one batch of the cache at a time, the *keeper*: two could wait for
 //! each other. A keeper that was woken and is not polled is passed over, too: the next batch that
-//! asks is the keeper from then on. The one before learns that when it is polled, and drops its
-//! guards.
+//! asks is the keeper. The one before learns that when it is polled, and drops its guards.
 //!
-//! As a put of a guard is no progress that anybody notes, the daemon wakes one from time to time as
-//! long as any queues, and passes over those that are not polled (`reclaim/daemon.rs`).
+//! A put of a guard is no progress that anybody notes: so the daemon wakes a future from time to
+//! time, and passes over those that are not polled (`reclaim/daemon.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -33,96 +32,82 @@ use std::time::{Duration, Instant};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::{ROUND, UNPOLLED};
 
-/// Who waits for memory, and for what.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// How often memory or a claim was given back, a fill ended, or a worker became free.
+    /// Of memory or claims that were given back, fills that ended, workers that became free.
     pub(super) times: u64,
-    /// By the number of the file. A line without futures and claims is removed.
+    /// By the file. A line without futures and claims is removed.
     pub(super) lines: BTreeMap<u32, Line>,
-    /// Files with a future to wake, the one whose turn is next first.
+    /// Files with a future to wake.
     order: VecDeque<u32>,
     /// Lines that wait for memory.
     short: usize,
-    /// Of all files.
     claims: Claims,
-    /// The number of the round of claims, and since when it lasts.
+    /// Of claims, and since when it lasts.
     round: u32,
     round_since: Option<Instant>,
     last: u64,
-    /// The batch that may wait for memory with its guards.
     keeper: Option<Keeper>,
-    /// How often a keeper was passed over that was polled after all, up to [`SLOW_MAX`].
+    /// How often a keeper was passed over that was polled after all.
     slow: u32,
 }
 
-/// The batch that waits for memory with its guards.
 #[derive(Debug)]
 struct Keeper {
     keeps: Keeps,
-    /// With which it queues for memory, and of which file. `None` until its first poll ends.
+    /// With which it queues for memory, once its first poll has ended.
     turn: Option<(u32, Turn)>,
-    /// When that turn came, if it was not polled since.
+    /// If it was not polled since.
     woken: Option<Instant>,
 }
 
-/// The permission of a keeper. Another batch may have it by now.
+/// Another batch may have it by now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Keeps(u64);
 
-/// The futures of one file.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The one that has waited longest first: ordered by their turns.
+    /// Ordered by their turns.
     queue: VecDeque<(Turn, QueuedState)>,
-    /// How many were passed over.
     passed_over: usize,
-    /// How many were woken, and when the last one was.
+    /// How many, and when the last one was.
     awake: usize,
     woken: Option<Instant>,
     /// It is in `Queue::order`.
     listed: bool,
     /// The last one that tried found no memory.
     short: bool,
-    /// `Queue::times` when it did.
     tried: Option<u64>,
     claims: Claims,
 }
 
-/// What a future that queues does.
 #[derive(Debug)]
 enum QueuedState {
-    /// It sleeps until this is woken.
     Sleeps(Waker),
-    /// It was woken, and tries when it is polled.
+    /// It tries when it is polled.
     Awake,
-    /// It was woken, and was not polled for so long that it counts no more.
+    /// It was not polled for so long that it counts no more.
     PassedOver,
 }
 
-/// How many pages the futures of a file bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) claimed: u32,
-    /// With one future the number may be larger.
+    /// One future may have more.
     pub(crate) most: u32,
 }
 
-/// The place of a future that queues for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(u64);
 
-/// Why a future queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Others were there before it: it has not tried.
+    /// It has not tried.
     Behind,
-    /// For what its own file has on its way, or does not get; or it wants a copy. Others may be
-    /// luckier.
+    /// For what its own file has on its way; or it wants a copy. Others may be luckier.
     OwnFile,
-    /// For copies of its own file that are being read: those behind it in its line may be luckier.
+    /// Of its own file that are being read: those behind it in its line may be luckier.
     OwnCopies,
-    /// There is no memory.
     NoMemory,
 }
 
@@ -131,7 +116,7 @@ pub(crate) enum Refused {
 const SLOW_MAX: u32 = 4;
 
 impl Queue {
-    /// Makes a batch the keeper, if there is none, or that one is not polled.
+    /// If there is no keeper, or that one is not polled.
     pub(super) fn may_keep_guards(&mut self) -> Option<Keeps> {
         let most = self.keeper_unpolled();
         let is_passed_over = |keeper: &Keeper| {
@@ -146,15 +131,12 @@ impl Queue {
         })
     }
 
-    /// How long a keeper may take from being woken to being polled.
     pub(super) fn keeper_unpolled(&self) -> Duration {
         UNPOLLED * (1 << self.slow)
     }
 
-    /// Whether a batch that was polled is the keeper still. If so, it queues with that turn.
     pub(super) fn keeps_guards(&mut self, keeps: &Keeps, (file, turn): (u32, Turn)) -> bool {
         let line = &self.lines[&file];
-        // Once more.
         let is_woken = !line.queue[line.at(turn).expect("it has a turn")].1.sleeps();
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.keeps == *keeps) else {
             self.slow = SLOW_MAX.min(self.slow + 1);
@@ -165,7 +147,7 @@ impl Queue {
         true
     }
 
-    /// The batch is not the keeper any more. False if it was not.
+    /// False if it was not the keeper.
     pub(super) fn keeps_no_guards(&mut self, keeps: &Keeps) -> bool {
         self.keeper.take_if(|keeper| keeper.keeps == *keeps).is_some()
     }
@@ -194,7 +176,7 @@ impl Queue {
         *claim = renewed;
     }
 
-    /// Ends the round, if it has lasted long enough. Returns the present one.
+    /// If it has lasted long enough. Returns the present one.
     pub(super) fn next_round(&mut self) -> u32 {
         let since = self.round_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= ROUND {
@@ -206,7 +188,6 @@ impl Queue {
         self.round
     }
 
-    /// Pages that all futures have a claim to, and those of the file.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn claimed(&self, file: u32) -> [u32; 2] {
         [self.claims.all(), self.lines.get(&file).map_or(0, |line| line.claims.all())]
@@ -225,7 +206,7 @@ impl Queue {
         self.short = self.short + usize::from(short) - usize::from(was);
     }
 
-    /// Puts the file into the order, or takes it out, after its line has changed.
+    /// Puts the file into the order, or takes it out.
     fn list(&mut self, file: u32) {
         let line = self.lines.get_mut(&file).expect("it has futures");
         if !line.listed && line.sleepers() > 0 && line.awake == 0 {
@@ -237,7 +218,7 @@ impl Queue {
         }
     }
 
-    /// The future whose turn is next, to be woken without the mutex.
+    /// To be woken without the mutex.
     fn next(&mut self) -> Option<Waker> {
         let file = self.order.pop_front()?;
         self.set_short(file, false);
@@ -258,14 +239,13 @@ impl Queue {
         Some(waker)
     }
 
-    /// [`next`](Self::next), unless all have tried since the last step of progress.
+    /// Unless all have tried since the last step of progress.
     fn next_untried(&mut self) -> Option<Waker> {
         let untried = self.lines[self.order.front()?].tried != Some(self.times);
         if untried { self.next() } else { None }
     }
 
-    /// [`next`](Self::next), after those were passed over that are not polled, of the line whose
-    /// last one was woken the longest ago: they must not keep the others of their line waiting.
+    /// Passes over those that are not polled, of the line whose last one was woken the longest ago.
     pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {
             let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
@@ -278,15 +258,13 @@ impl Queue {
         self.next()
     }
 
-    /// A step of progress, by which a claim of the file may end.
     pub(super) fn step(&mut self, file: u32, claimed: Claim) -> Option<Waker> {
         self.give_up(file, claimed);
         self.times += 1;
         self.next()
     }
 
-    /// See [`Pressure::claim`](super::Pressure::claim). `on_their_way`: of all files, and of its
-    /// own.
+    /// See [`Pressure::claim`](super::Pressure::claim). `on_their_way`: of all files, and its own.
     pub(super) fn claim(
         &mut self,
         (file, pages): (u32, u32),
@@ -312,28 +290,26 @@ impl Queue {
         (claimed, self.times)
     }
 
-    /// What counts of the claims of a file's futures, and how much that may be: each of n files has
-    /// an n + 1th.
+    /// Each of n files has an n + 1th.
     pub(super) fn share(&self, file: u32, [all, own]: [u32; 2], pages_max: u32) -> Share {
         let claimed = self.lines.get(&file).map_or(0, |line| line.claims.counted(own));
         let others = self.claims.counted(all).saturating_sub(claimed);
         Share { claimed, most: pages_max.saturating_sub(others) / 2 }
     }
 
-    /// Whether a future waits to be woken.
     pub(super) fn has_sleepers(&self) -> bool {
         self.lines.values().any(|line| line.sleepers() > 0)
     }
 
     /// See [`Pressure::queue`](super::Pressure::queue); with another future that is to be woken.
-    /// `Err`: it has to try again, and this is its waker.
+    /// `Err`: it has to try again.
     pub(super) fn add(
         &mut self,
         (file, turn): (u32, Option<Turn>),
         (why, seen): (Refused, u64),
         waker: Waker,
     ) -> Result<(Turn, Option<Waker>), Waker> {
-        // Those before it may have left since, which is no progress.
+        // Those before it may have left.
         let behind = self.short > 0 || self.lines.get(&file).is_some_and(Line::has_futures);
         if self.times != seen || (why == Refused::Behind && !behind) {
             return Err(waker);
@@ -367,7 +343,7 @@ impl Queue {
         Ok((turn, next))
     }
 
-    /// Whether the future still queues. Then `waker` is exchanged for the one that it left.
+    /// Then `waker` is exchanged for the one that it left.
     pub(super) fn is_queued(&mut self, file: u32, turn: Turn, waker: &mut Waker) -> bool {
         let line = self.lines.get_mut(&file).expect("it queues");
         let at = line.at(turn).expect("it has a turn");
@@ -376,8 +352,7 @@ impl Queue {
         true
     }
 
-    /// Takes a future out: its waker, unless it was woken, and the next that is to be woken, if it
-    /// was and `gives_on`.
+    /// Its waker, unless it was woken, and the next to be woken, if it was and `gives_on`.
     pub(super) fn remove(
         &mut self,
         file: u32,
@@ -412,18 +387,16 @@ impl QueuedState {
 }
 
 impl Line {
-    /// Whether any queue that were not passed over.
+    /// Without those that were passed over.
     fn has_futures(&self) -> bool {
         let passed_over = if mutant::on(Mutant::PassedOverFirst) { 0 } else { self.passed_over };
         self.queue.len() > passed_over
     }
 
-    /// How many wait to be woken.
     fn sleepers(&self) -> usize {
         self.queue.len() - self.awake - self.passed_over
     }
 
-    /// The one at `at` is polled, which was woken.
     fn polled(&mut self, at: usize) {
         match self.queue[at].1 {
             QueuedState::Sleeps(_) => unreachable!("it was woken"),
@@ -432,7 +405,6 @@ impl Line {
         }
     }
 
-    /// Those that were woken count no more.
     fn pass_over(&mut self) {
         for (_, state) in &mut self.queue {
             if matches!(state, QueuedState::Awake) {
@@ -442,17 +414,15 @@ impl Line {
         self.passed_over += std::mem::take(&mut self.awake);
     }
 
-    /// Where in the queue the future with that turn is.
     fn at(&self, turn: Turn) -> Option<usize> {
         self.queue.binary_search_by_key(&turn, |&(turn, _)| turn).ok()
     }
 }
 
-/// Pages that one future brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     pages: u32,
-    /// In which its future was polled last.
+    /// In which the future was polled last.
     round: u32,
 }
 
@@ -470,12 +440,10 @@ impl Claim {
     }
 }
 
-/// The claims of some futures: pages that they bring, and that are held until they are polled.
-///
-/// A program may leak a future, or not poll it: its claim must not keep others waiting for ever. So
-/// claims are counted by *rounds*, which end while futures queue. A future that is polled brings
-/// its claim into the present round. Of claims of a round before the last, only as much counts as
-/// is still being read: the rest is memory that the future holds, as a guard would.
+/// Pages that some futures bring, and that are held until they are polled. A future may be leaked,
+/// or not polled: so claims are counted by *rounds*, which end while futures queue. A future that
+/// is polled brings its claim into the present round. Of claims of a round before the last, only as
+/// much counts as is still being read.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Of this round and of the last one.
@@ -499,7 +467,6 @@ impl Claims {
         *self.of(claim.round, now) -= claim.pages;
     }
 
-    /// A round has ended.
     pub(super) fn grow_old(&mut self) {
         let [this, last] = self.young;
         self.old += last;
@@ -510,7 +477,7 @@ impl Claims {
         self.young[0] + self.young[1] + self.old
     }
 
-    /// What they count for, while so many pages are on their way: of these futures, or of others.
+    /// While so many pages are on their way: of these futures, or of others.
     pub(super) fn counted(&self, on_their_way: u32) -> u32 {
         let young = self.young[0] + self.young[1];
         let old_counts = mutant::on(Mutant::UnpolledKeepsClaim);

@@ -1,5 +1,5 @@
 //! Readers: a record of slots for each thread, for the folios that it borrows; the scan of all
-//! slots. `base/barrier.rs` has the fence between announcing and freezing.
+//! slots (`base/barrier.rs` has the fence).
 //!
 //! # A slot's word
 //!
@@ -31,9 +31,8 @@
 //!
 //! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
 //! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
-//! before its record's first announcement, so a freezer that must see the announcement sees `high`
-//! too. Batches of borrows may take *further* records for a reader, which it keeps until it
-//! unregisters.
+//! before its record's first announcement. Batches of borrows may take *further* records for a
+//! reader, which it keeps until it unregisters.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -50,14 +49,12 @@ use crate::frames::{FrameNumber, Frames};
 use crate::base::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
 pub(crate) use crate::base::sizes::{SEATS_FURTHER, SLOTS};
 
-/// The most [`Reader`](crate::Reader)s of one cache at once. One that has borrowed more than 16
-/// pages in a batch counts as two, three or four of them.
+/// A reader that has borrowed more than 16 pages in a batch counts as two, three or four.
 pub(crate) const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// From so many records in use on, no reader gets a further one: the rest is for new readers.
 const FURTHER_END: usize = READERS_MAX - READERS_MAX / 4;
 
-/// The most folios that one scan looks for.
 pub(crate) const LOOK_MAX: usize = 512;
 
 /// The slots of one thread, on cache lines of their own: x86 fetches lines in pairs.
@@ -73,29 +70,25 @@ impl Record {
     }
 }
 
-/// All records of a cache.
 #[derive(Debug)]
 pub(crate) struct Readers {
     chunks: [OnceLock<Box<[Record]>>; CHUNKS],
     /// One more than the largest record in use. Changes under the mutex.
     high: AtomicU32,
-    /// The number of readers without a fence of their own. Changes under the mutex.
+    /// Readers without a fence of their own. Changes under the mutex.
     unfenced: AtomicU32,
     seats: Mutex<Seats>,
     birth: Birth,
-    /// Whether new readers have a fence. Changes at most once, under the mutex: hence not from
-    /// `crate::base::sync`.
+    /// Whether new readers have a fence. Changes at most once, under the mutex.
     fenced: std::sync::atomic::AtomicBool,
     #[cfg(test)]
     refuse: std::sync::atomic::AtomicBool,
 }
 
-/// The records in use.
 #[derive(Debug)]
 struct Seats {
-    /// A bit each.
     taken: [u64; CHUNKS],
-    /// How many of them are a reader's second, third or fourth.
+    /// A reader's second, third or fourth.
     further: u64,
 }
 
@@ -124,7 +117,6 @@ impl Seats {
     }
 }
 
-/// The result of a scan: a bit per folio, set if it is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announced([u64; LOOK_MAX / 64]);
 
@@ -132,7 +124,6 @@ impl Announced {
     const NONE: Self = Announced([0; LOOK_MAX / 64]);
     const ALL: Self = Announced([u64::MAX; LOOK_MAX / 64]);
 
-    /// Whether the `n`th folio is announced.
     pub(crate) fn has(self, n: usize) -> bool {
         self.0[n / 64] >> (n % 64) & 1 == 1
     }
@@ -156,16 +147,15 @@ impl Readers {
             refuse: false.into(),
         };
         if cfg!(loom) {
-            // The model checker does not see the lock under which records are made.
+            // The checker does not see the lock under which records are made.
             readers.record(0);
         }
         readers
     }
 
-    /// The fence that new readers have.
+    /// Of new readers.
     pub(crate) fn barrier(&self) -> Barrier {
-        // Acquire: pairs with the release in `heavy`: a thread that sees the change sees no reader
-        // without a fence registered after it.
+        // Acquire: pairs with the release in `heavy`: after it no reader without a fence registers.
         if self.fenced.load(Ordering::Acquire) { Barrier::FullFence } else { Barrier::Membarrier }
     }
 
@@ -180,12 +170,10 @@ impl Readers {
         &chunk[number % CHUNK]
     }
 
-    /// Registers the calling thread, unless all records are in use.
     pub(crate) fn register(self: &Arc<Self>) -> Result<ReaderSeat> {
         self.take(self.seats.lock(), false)
     }
 
-    /// A record, a reader's first or a `further` one.
     fn take(
         self: &Arc<Self>,
         mut seats: MutexGuard<'_, Seats>,
@@ -221,8 +209,8 @@ impl Readers {
         seats.leave(number);
         seats.further -= u64::from(further);
         let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
-        // Release: pairs with the acquire in `announced`: a freezer whose scan excludes this record
-        // is ordered after everything its thread read in place.
+        // Release: pairs with the acquire in `announced`, after which the freezer is ordered after
+        // all that this thread read in place.
         self.high.store(end as u32, Ordering::Release);
         if barrier == Barrier::Membarrier {
             // Release: as for `high`.
@@ -230,10 +218,8 @@ impl Readers {
         }
     }
 
-    /// Which of the folios at `heads` are announced. The caller has made their versions odd, so no
-    /// new borrow of them can succeed.
-    ///
-    /// Cost: one membarrier for all folios together, and a line per reader.
+    /// Which of the folios at `heads` are announced. The caller has made their versions odd. Cost:
+    /// one membarrier for all together, and a line per reader.
     pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
         // SeqCst: pairs with the fence in `take`, for the load of `high`.
         if !mutant::on(Mutant::ScanUnfenced) {
@@ -245,13 +231,13 @@ impl Readers {
             return Announced::NONE;
         }
         if !self.heavy(counters) {
-            // Unknown: a reader without a fence may have borrowed any of them.
+            // Any of them may be borrowed.
             return Announced::ALL;
         }
         self.look(heads)
     }
 
-    /// The freezer's fence. False if it is refused while there are readers that need it.
+    /// False if the fence is refused while there are readers that need it.
     fn heavy(&self, counters: &Counters) -> bool {
         let barrier = self.barrier();
         #[cfg(test)]
@@ -273,9 +259,8 @@ impl Readers {
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// Which of the folios at `heads` are still announced, after a call of `announced` for each,
-    /// whose fence serves. If that was refused, all of them count as announced until the last
-    /// reader without a fence has unregistered.
+    /// After a call of `announced` for each, whose fence serves. If that was refused, all count as
+    /// announced until the last reader without a fence has unregistered.
     pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
         // Acquire: pairs with the release in `leave`, as in `heavy`.
         let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
@@ -287,7 +272,7 @@ impl Readers {
         self.look(heads)
     }
 
-    /// The heads of all folios that are announced, in rising order. Approximate: it has no fence.
+    /// In rising order. Approximate: without a fence.
     pub(crate) fn all_announced(&self) -> Vec<FrameNumber> {
         // Acquire: as in `announced`.
         let high = self.high.load(Ordering::Acquire) as usize;
@@ -299,7 +284,6 @@ impl Readers {
         heads
     }
 
-    /// The scan, without the fence.
     fn look(&self, heads: &[FrameNumber]) -> Announced {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
         // Acquire: as in `announced`.
@@ -317,17 +301,16 @@ impl Readers {
         found
     }
 
-    /// From now on the system refuses membarrier.
     #[cfg(test)]
     pub(crate) fn refuse_membarrier(&self) {
         self.refuse.store(true, Ordering::Relaxed);
     }
 }
 
-/// A record in use, unregistered on drop.
+/// Unregistered on drop.
 #[derive(Debug)]
 pub(crate) struct ReaderSeat {
-    /// In `readers`, which does not move it.
+    /// Of `readers`.
     slots: NonNull<[AtomicU32; SLOTS]>,
     readers: Arc<Readers>,
     barrier: Barrier,
@@ -336,26 +319,25 @@ pub(crate) struct ReaderSeat {
 }
 
 impl ReaderSeat {
-    /// Whether it is one of `readers`.
     #[inline(always)]
     pub(crate) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         Arc::ptr_eq(&self.readers, readers)
     }
 
-    /// The address of the registry, for a reader without a fence of its own; otherwise 0.
+    /// For a reader without a fence of its own; otherwise 0.
     pub(crate) fn unfenced_address(&self) -> usize {
         let unfenced = self.barrier == Barrier::Membarrier;
         if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
     }
 
-    /// Its slots. Only its thread may store to them.
+    /// Only its thread may store to them.
     #[inline(always)]
     pub(crate) fn slots(&self) -> &[AtomicU32; SLOTS] {
         // SAFETY: records are neither freed nor moved while `readers` lives.
         unsafe { self.slots.as_ref() }
     }
 
-    /// Another record for the same reader, with the same kind of fence, if there is one.
+    /// With the same kind of fence.
     #[cold]
     pub(crate) fn further(&self) -> Option<ReaderSeat> {
         // A forked child evicts nothing, and the mutex may be locked there for ever.
@@ -370,7 +352,6 @@ impl ReaderSeat {
         (seat.barrier == self.barrier).then_some(seat)
     }
 
-    /// The reader's half of the fence.
     #[inline(always)]
     pub(crate) fn light_fence(&self) {
         self.barrier.light();
@@ -382,17 +363,14 @@ impl Drop for ReaderSeat {
         if crate::base::sync::model_failed() {
             return;
         }
-        // A forked child evicts nothing, and the mutex may be locked there for ever.
         if self.readers.birth.is_here() {
             self.readers.leave(self);
         }
     }
 }
 
-/// Folios that left their file while a reader had announced them: out of the index, with an odd
-/// version, so they cannot be announced anew. The list has the reference that the index had. Except
-/// for folios added since the last scan, it is no longer than there are slots: a borrow that is
-/// kept for ever keeps its folio in the list, and nothing else.
+/// Folios that left their file while a reader had announced them, with the reference that the index
+/// had. Except for those added since the last scan, there are no more than slots.
 #[derive(Debug)]
 pub(crate) struct Deferred(Mutex<VecDeque<FrameNumber>>);
 
@@ -401,20 +379,18 @@ impl Deferred {
         Deferred(Mutex::new(VecDeque::new()))
     }
 
-    /// Takes over a reference to a folio that is gone and was announced when it left its file.
+    /// Of a folio that was announced when it left its file.
     pub(crate) fn push(&self, head: FrameNumber) {
         self.0.lock().push_back(head);
     }
 
-    /// The number of folios and pages in the list.
     pub(crate) fn outstanding(&self, frames: &Frames) -> (u64, u64) {
         let list = self.0.lock();
         let pages = |head: &FrameNumber| u64::from(frames.frame(*head).order().frames());
         (list.len() as u64, list.iter().map(pages).sum())
     }
 
-    /// Takes those of the first [`LOOK_MAX`] folios off the list that are not announced any more,
-    /// as `look` says, with their references.
+    /// Those of the first [`LOOK_MAX`] folios that are not announced any more, as `look` says.
     pub(crate) fn take_over(&self, look: impl Fn(&[FrameNumber]) -> Announced) -> Vec<FrameNumber> {
         let mut list = self.0.lock();
         let looked = list.len().min(LOOK_MAX);

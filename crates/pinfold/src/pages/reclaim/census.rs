@@ -1,4 +1,4 @@
-//! What fills the memory: a walk over the whole frame table, for the error that says so.
+//! What fills the memory, by a walk over the whole frame table, for errors.
 
 use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Mark, PAGES_END};
@@ -6,25 +6,19 @@ use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 
-/// Bytes of folios, by what keeps them. Each folio counts once, as a whole, for the first field
-/// that applies.
+/// Each folio counts once, as a whole, for the first field that applies.
 #[derive(Debug, Default)]
 #[allow(clippy::struct_field_names, reason = "units are last in a name")]
 pub(super) struct Census {
-    /// With a pinned page.
     pub(super) pinned_bytes: u64,
-    /// Being filled.
     pub(super) filling_bytes: u64,
-    /// With a reference besides the index's, or announced by a reader.
+    /// With a further reference, or announced by a reader.
     pub(super) held_bytes: u64,
-    /// Dirty: whose bytes are nowhere else.
     pub(super) dirty_bytes: u64,
-    /// None of these: evictable.
     pub(super) reclaimable_bytes: u64,
 }
 
 impl Census {
-    /// Approximate: other threads go on meanwhile.
     pub(super) fn take(core: &Core) -> Self {
         let mut census = Census::default();
         let borrowed = core.readers.all_announced();
@@ -39,8 +33,7 @@ impl Census {
         census
     }
 
-    /// Counts the folio at `head`, if there is one; returns how many frames to advance by.
-    /// `borrowed` are the heads that readers have announced, sorted: a borrow is no reference.
+    /// Returns how many frames to advance by. `borrowed`: announced by readers, sorted.
     fn add(&mut self, core: &Core, head: FrameNumber, borrowed: &[FrameNumber]) -> u32 {
         let frame = core.frames.frame(head);
         let word = frame.count.word();
@@ -52,7 +45,7 @@ impl Census {
         let kind = if word.pins() > 0 {
             &mut self.pinned_bytes
         } else if nobodys {
-            // A slab of index nodes, or, for a moment, a folio dropped while it is read.
+            // Of index nodes, or, for a moment, a folio dropped while it is read.
             return identity.order.frames();
         } else if frame.is_changing() {
             &mut self.filling_bytes
@@ -66,7 +59,7 @@ impl Census {
     }
 }
 
-/// The bytes of the mapping's folios that cannot leave as they are.
+/// That cannot leave as they are.
 fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
     let mut changing = mapping.change();
     let is_outside = core.is_outside(mapping);

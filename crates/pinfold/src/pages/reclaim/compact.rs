@@ -4,12 +4,10 @@
 //!    then the unmovable ones in which nothing is that stays; or, of a few movable runs, the block
 //!    with most;
 //! 2. hold the run's free frames, so that they are not allocated;
-//! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they free
-//!    join the held ones;
-//! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
-//!
-//! An unmovable run may have nothing any more that stays: then it is movable again. A run that
-//! cannot be emptied is being read at this moment, and the next one is tried.
+//! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
+//!    free join the held ones;
+//! 4. release the run: if all of it is free by then, it is whole again, and movable; so is the
+//!    block.
 
 use std::ops::Range;
 
@@ -22,13 +20,11 @@ use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, Frozen, To};
 use crate::pages::residency::Candidate;
 
-/// The most runs that are tried, or looked at for a block.
+/// That are tried, or looked at for a block.
 const RUNS_MAX: usize = 8;
 
-/// The most blocks that are tried.
 const BLOCKS_MAX: usize = 2;
 
-/// Makes one free run of 2 MiB, if there is none; false if that is impossible.
 pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
@@ -44,7 +40,7 @@ pub(crate) fn compact(core: &Core) -> bool {
     candidates.into_iter().rev().take(RUNS_MAX).any(|(.., run)| empty_run(core, run))
 }
 
-/// Whether the run has index nodes, or folios that are pinned.
+/// Index nodes, or folios that are pinned.
 fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
     (run.0..run.0 + Order::MAX.frames()).map(FrameNumber).any(|head| {
         let frame = core.frames.frame(head);
@@ -54,9 +50,9 @@ fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
     })
 }
 
-/// Empties `run`; returns whether it is a free run of 2 MiB now.
+/// Whether it is a free run of 2 MiB now.
 pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
-    // Its folios need frames outside the run.
+    // Its folios need frames outside.
     if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
@@ -65,10 +61,10 @@ pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
     held.is_some_and(|held| held.into_folio().map(|folio| core.put(folio)).is_ok())
 }
 
-/// Makes a free block of `order`, if the few runs that it looks at have one that is free in part
-/// and can be emptied. Continues with the runs after those that the last call looked at.
+/// If the few runs that it looks at have a block that is free in part and can be emptied. Goes on
+/// after those that the last call looked at.
 pub(crate) fn make_block(core: &Core, order: Order) -> bool {
-    // Dropped after the mutex is released: wakers may enter the cache.
+    // Dropped after the mutex is released.
     let mut woken = Woken::default();
     let _one_at_a_time = core.pressure.making_block.lock();
     if core.frames.has_free(order) {
@@ -76,7 +72,7 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     }
     let mut candidates: Vec<(u32, FrameNumber, u32)> = Vec::with_capacity(RUNS_MAX);
     for _ in 0..RUNS_MAX {
-        // Relaxed: where to look is a hint.
+        // Relaxed: a hint.
         let nth = core.pressure.block_hand.fetch_add(1, Ordering::Relaxed);
         let Some(run) = core.frames.whole_run(nth) else { return false };
         if candidates.iter().any(|other| other.1 == run) {
@@ -95,8 +91,8 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     })
 }
 
-/// The block of `run` with the most free frames, if it has any: how many, and where in the run. Of
-/// the few best, the first that no folio has holders in: to empty another would be in vain.
+/// Of the few blocks with the most free frames, the first without holders: how many are free, and
+/// where in the run it is.
 fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)> {
     let free = core.frames.free_in(run);
     let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count() as u32;
@@ -118,8 +114,7 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
 }
 
 /// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can
-/// be done. `None` if the run has become hollow since it was chosen: its bytes are outside, and
-/// would not be where its folios are moved to.
+/// be done. `None` if the run has become hollow.
 fn hold_and_empty<'a>(
     core: &'a Core,
     run: FrameNumber,
@@ -139,8 +134,8 @@ fn hold_and_empty<'a>(
     Some(held)
 }
 
-/// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as
-/// can be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
+/// Moves folios of `run` that begin in its `frames`: at most one batch. Returns where to continue;
+/// `woken` gets the futures that waited for a folio.
 pub(crate) fn empty_some(
     core: &Core,
     run: FrameNumber,
@@ -186,14 +181,14 @@ pub(crate) fn empty_some(
             let Candidate { head, identity } = batch.folios[n];
             core.frames.free(head, identity.order);
         } else {
-            // Which wakes nobody: the caller may hold a mutex.
+            // Wakes nobody: the caller may hold a mutex.
             core.give_back(place);
         }
     }
     at
 }
 
-/// The order of the folio at `head`, if it seems to have no holders.
+/// If the folio at `head` seems to have no holders.
 pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
     let frame = core.frames.frame(head);
     let word = frame.count.word();
@@ -202,15 +197,14 @@ pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
         .then(|| frame.order())
 }
 
-/// Moves the folio at `head` to a movable run of the arena, if it has no holders.
+/// To a movable run, if the folio has no holders.
 pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
     let Identity { mapping, index: page, order } = core.frames.frame(head).identity();
     let Some(new) = core.frames.alloc_of(order, Mobility::Movable) else { return false };
     let moved = core.mappings.get(mapping).and_then(|mapping| {
         let mut changing = mapping.change();
         let folio = changing.writer(&core.nodes).folio(page)?;
-        // Checked now that it cannot change: it may have been split, so that the frames after the
-        // first belong to other folios, or have become hollow, so that its bytes are outside.
+        // Now it cannot change: it may have been split, or have become hollow.
         let same = folio.frame == head && folio.page == page;
         let same = same && folio.order == u32::from(order.get());
         let moves = same && !core.frames.frame(head).is_hollow();

@@ -1,17 +1,15 @@
 //! Memory of the budget for copies: contiguous bytes that a program keeps, and that are no folio of
 //! any file.
 //!
-//! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made: in
-//! memory for what stays, whose rest is given back. A longer one is *outside*, in a mapping of its
-//! own, for which it takes as many pages of the arena, and gives their memory back to the system.
-//! So the arena and all copies together have exactly the budget. It takes whole runs as long as
-//! there are any: the memory of a part of a huge page comes back to the system only when that is
-//! short of it. Where guards lie in all runs there is no block, though nearly all is free: then any
-//! pages do, and the copy is outside.
+//! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made. A
+//! longer one, or where there is no block, is *outside*, in a mapping of its own, for which it
+//! takes as many pages of the arena, and gives their memory back to the system. So the arena and
+//! all copies together have exactly the budget. It takes whole runs as long as there are any: the
+//! memory of a part of a huge page comes back to the system only when that is short of it.
 //!
 //! Folios of copies have no mapping: nothing evicts or moves them. What all copies have is limited
 //! as pins are. Until its bytes were read, a copy also counts as on its way from its file
-//! (`pressure/on_its_way.rs`): the read may never end.
+//! (`pressure/on_its_way.rs`).
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -35,22 +33,18 @@ use crate::pages::pressure::{CopyCounts, Refused};
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
-/// Memory of the budget, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    /// How it counts for its file, until it was read.
+    /// Until it was read.
     reading: Option<(Arc<Mapping>, CopyCounts)>,
     heads: Vec<FrameNumber>,
-    /// Pages of these folios.
     got: u32,
-    /// Pages that are counted for it.
     counted: u32,
     outside: Option<CopyMapping>,
     bytes: usize,
     core: Arc<Core>,
 }
 
-/// A mapping of its own.
 #[derive(Debug)]
 struct CopyMapping(NonNull<u8>, usize);
 
@@ -59,11 +53,10 @@ unsafe impl Send for CopyMapping {}
 // SAFETY: as above.
 unsafe impl Sync for CopyMapping {}
 
-/// Memory for a copy of `bytes` bytes of a file, at least one. With `needed`, evicts and waits
-/// until there is some; without, says why there is none at once: [`Refused::OwnCopies`] if the file
-/// has enough on its way. Error: [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once,
-/// if it is more than there can be; [`ErrorKind::System`] if the system refuses the mapping;
-/// [`ErrorKind::Forked`].
+/// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
+/// some; without, says why there is none at once: [`Refused::OwnCopies`] if the file has enough on
+/// its way. Error: [`ErrorKind::NoMemory`] for the page `page` of `mapping`; [`ErrorKind::System`]
+/// if the system refuses the mapping; [`ErrorKind::Forked`].
 pub(crate) fn allocate_copy(
     core: &Arc<Core>,
     (mapping, page): (&Arc<Mapping>, u64),
@@ -86,12 +79,12 @@ pub(crate) fn allocate_copy(
     loop {
         let seen = core.pressure.progress_seen();
         let mut why = Refused::OwnCopies;
-        // If others have all that copies may have, nothing that is evicted is of any use.
+        // If others have all that copies may have, evicting is of no use.
         if copied.counts_for(mapping, pages) && {
             why = Refused::NoMemory;
             copied.count(pages, most)
         } {
-            // Adjacent pages are worth evicting twice as much.
+            // Adjacent pages are worth evicting more.
             if copied.grow(pages, evicted > 2 * pages)? {
                 return Ok(Ok(copied));
             }
@@ -119,7 +112,7 @@ pub(crate) fn allocate_copy(
 }
 
 impl Copied {
-    /// Counts it as on its way, unless the file has enough.
+    /// As on its way, unless the file has enough.
     fn counts_for(&mut self, mapping: &Arc<Mapping>, pages: u32) -> bool {
         if self.reading.is_none() {
             let counts = self.core.pressure.shares.copy_begins(&mapping.on_its_way, pages);
@@ -128,7 +121,6 @@ impl Copied {
         self.reading.is_some()
     }
 
-    /// All of its bytes were read.
     pub(crate) fn is_read(&mut self) {
         self.counts_no_more();
         self.core.pressure.progress();
@@ -140,7 +132,7 @@ impl Copied {
         }
     }
 
-    /// Counts `pages` pages for it, unless all copies together had more than `most` then.
+    /// Unless all copies together had more than `most` then.
     fn count(&mut self, pages: u32, most: u32) -> bool {
         if self.counted == 0 && !mutant::on(Mutant::CopyUncounted) {
             if self.core.pressure.copied.add(pages, most).is_err() {
@@ -152,7 +144,7 @@ impl Copied {
     }
 
     /// Takes what it gets at once; true once that is enough. With `any`, pages need not be
-    /// adjacent. Error: as for [`allocate_copy`].
+    /// adjacent.
     fn grow(&mut self, pages: u32, any: bool) -> Result<bool> {
         let core = &*self.core;
         if pages <= Order::MAX.frames() && self.got == 0 {
@@ -178,7 +170,7 @@ impl Copied {
             self.heads.push(head);
             self.got += order.frames();
         }
-        // The last run may be more than is wanted.
+        // The last run may be too much.
         let more = self.got.saturating_sub(self.counted);
         if self.counted > 0 && core.pressure.copied.add(more, u32::MAX).is_ok() {
             self.counted += more;
@@ -187,11 +179,9 @@ impl Copied {
         Ok(true)
     }
 
-    /// Gives back what it has.
     fn let_go(&mut self, put: fn(&Core, FrameNumber)) {
         self.outside = None; // first: the arena and this together have no more than the budget
-        // Before the puts, each of which may wake one that waits for these shares. Whoever counts
-        // it now may find the memory not free yet: then the puts wake that one.
+        // Before the puts, each of which may wake one that waits for these shares.
         self.counts_no_more();
         self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
         for head in self.heads.drain(..) {
@@ -208,11 +198,11 @@ impl Copied {
         )
     }
 
-    /// Its bytes, which nobody else uses yet.
+    /// Nobody else uses them yet.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: memory of its own, mapped as long as it lives, of at least that length. A frame
-        // of the arena was initialised when it was first touched; a reader that has found an
-        // earlier folio there loads by racing loads, and discards what it got.
+        // of the arena was initialised when it was first touched; late readers discard what they
+        // got.
         unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.bytes) }
     }
 }
@@ -227,7 +217,6 @@ impl Drop for Copied {
 }
 
 impl CopyMapping {
-    /// Error: [`ErrorKind::System`].
     fn map(bytes: usize) -> Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -248,7 +237,6 @@ impl Drop for CopyMapping {
     }
 }
 
-/// A folio of `order` for a copy inside.
 fn block(core: &Core, order: Order) -> Option<FrameNumber> {
     let get = || match order {
         Order::MAX => core.frames.alloc(order),
@@ -257,16 +245,14 @@ fn block(core: &Core, order: Order) -> Option<FrameNumber> {
     get().or_else(|| make(core, order).then(get)?)
 }
 
-/// A folio for a copy outside that wants so many pages more: a run, or with `any` whatever there
-/// is, of at most so many.
+/// For a copy outside that wants so many pages more: a run, or with `any` whatever there is.
 fn empty(core: &Core, pages: u32, any: bool) -> Option<(FrameNumber, Order)> {
     let run = || core.frames.has_free(Order::MAX).then(|| core.frames.alloc_empty(Order::MAX))?;
     let whole = run().or_else(|| make(core, Order::MAX).then(run)?);
     whole.or_else(|| any.then(|| core.frames.alloc_empty(Order::of_block_at(0, pages.into())))?)
 }
 
-/// Makes the run of a smaller folio, which stays, one for what stays: nobody should try to empty
-/// it.
+/// Nobody should try to empty the run of a smaller folio.
 fn claim(core: &Core, head: FrameNumber) {
     if !mutant::on(Mutant::CopyAmongMovable) {
         core.frames.claim_run_of(head);

@@ -13,14 +13,12 @@ use crate::pages::core::Core;
 use crate::pages::outside::Outside;
 use crate::pages::pressure::Listener;
 
-/// The most pages evicted between two checks of the watermark.
+/// Between two checks of the watermark.
 const BATCH_PAGES: u32 = 512;
 
-/// The thread's name.
 const NAME: &str = "pinfold-reclaim";
 
-/// Starts the thread. It does not keep `core` alive, and ends with it.
-/// Error: the system does not start it.
+/// The thread does not keep `core` alive, and ends with it.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
     let life = move || {
@@ -40,13 +38,13 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     Ok(())
 }
 
-/// As long as futures queue for memory, wakes one from time to time: a guard that is dropped tells
-/// nobody that its folio can be evicted. False if the thread shall end.
+/// As long as futures queue for memory, wakes one from time to time: the drop of a guard tells
+/// nobody. False if the thread shall end.
 fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     // Ends: futures give up after a while, as threads do.
     while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
         let (nap, since) = (naps.next(core), Instant::now());
-        // All that find no memory ring, also who was just woken: that must not cut the nap short.
+        // All that find no memory ring: that must not cut the nap short.
         while let left = nap.saturating_sub(since.elapsed())
             && !left.is_zero()
             && let Some(go_on) = listener.wait_at_most(left)
@@ -62,8 +60,7 @@ fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     true
 }
 
-/// How long it sleeps between two futures: ever longer, as long as there is no progress. It
-/// outlasts the queue, which is empty whenever its only future is awake.
+/// How long it sleeps between two futures: ever longer, as long as there is no progress.
 struct Naps {
     next: Duration,
     seen: u64,
@@ -81,7 +78,6 @@ impl Naps {
     }
 }
 
-/// Evicts until the high watermark is reached or nothing can be evicted.
 fn evict_to_high(core: &Core) {
     // Ends: each turn takes a run back, evicts something, or is the last.
     loop {
@@ -89,7 +85,7 @@ fn evict_to_high(core: &Core) {
         if wanted == 0 {
             break;
         }
-        // First what nobody uses: eviction itself comes to it only where it has not freed enough.
+        // First what nobody uses.
         let taken = !mutant::on(Mutant::EvictsFirst) && core.take_run_back();
         if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
             break;

@@ -1,9 +1,7 @@
-//! Eviction: frees the frames of folios that nobody uses.
-//!
-//! [`evict`] chooses (step 1), and [`evict_batch`] does the rest with a batch of at most
-//! [`FOLIOS_AT_ONCE`]: steps 2 to 7 are [`take_out`], which is called again for what step 8 has
-//! written. Folios whose bytes are outside of the arena take the same steps; the calls at which
-//! more happens for them are those of `pages/outside.rs`.
+//! Eviction: frees the frames of folios that nobody uses. [`evict`] chooses (step 1), and
+//! [`evict_batch`] does the rest: steps 2 to 7 are [`take_out`], which is called again for what
+//! step 8 has written. Where more happens for folios whose bytes are outside of the arena, a call
+//! of `pages/outside.rs` stands.
 
 use std::ptr::NonNull;
 
@@ -19,19 +17,17 @@ use crate::pages::freeze::{self, Candidates, Frozen, InUse, To};
 use crate::pages::outside::{Outside, WriteWhen};
 use crate::pages::residency::Candidate;
 
-/// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::base::sizes::SWEEP_EFFORT_MAX;
 
-/// The most folios evicted under one hold of their files' mutexes, for which the fills of these
-/// files wait. A membarrier for so many is a small part of what they cost.
+/// Evicted under one hold of their files' mutexes, for which the fills of these files wait.
 pub(crate) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
 
-/// The most threads that evict at once. A batch takes the mutexes of all files of its folios: more
-/// threads would mostly wait for each other, and keep all who bring pages of these files waiting.
+/// A batch takes the mutexes of all files of its folios: more threads would mostly wait for each
+/// other, and keep all who bring pages of these files waiting.
 pub(super) const EVICTORS_MAX: u32 = 8;
 
 /// Evicts in batches until `pages` are evicted, or are on their way out, or the effort is spent.
-/// Evicts nothing while as many threads do as may: their progress is to be waited for. Waits for no
+/// Nothing while as many threads evict as may: their progress is to be waited for. Waits for no
 /// write.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let turn = core.pressure.evictors.hold(1, EVICTORS_MAX);
@@ -42,7 +38,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     evict_at_once(core, pages, effort_max)
 }
 
-/// [`evict`] for who may not wait, however many threads evict.
+/// However many threads evict.
 pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let mut sweep = Sweep::new(effort_max);
     if !heap::has_room() {
@@ -68,14 +64,14 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
     core.take_run_back();
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
-        // A thread that evicts for itself may free more than it takes: other threads wait for it.
+        // It may free more than it takes.
         core.pressure.progress();
     }
     counts
 }
 
-/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict, and
-/// whatever became of the last write. Returns how many pages.
+/// At most a batch, whatever the policy would evict, and whatever became of the last write. Returns
+/// how many pages.
 pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     let mut sweep = Sweep::new(0);
     evict_batch(core, folios, &mut sweep, WriteWhen::NowAnyway);
@@ -83,7 +79,7 @@ pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     sweep.counts().evicted_pages
 }
 
-/// Writes these folios, at most a batch, which eviction has left to others, and evicts them.
+/// Writes these folios, at most a batch, and evicts them.
 #[cfg(feature = "map")]
 pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
     let mut sweep = Sweep::new(0);
@@ -93,12 +89,12 @@ pub(crate) fn evict_handed_over(core: &Core, folios: Vec<Candidate>) {
     }
 }
 
-/// Step 1: which folios go next, of about `pages` pages.
+/// Step 1: of about `pages` pages.
 fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) -> Vec<Candidate> {
     // Ends: each iteration uses up effort of the sweep, or takes folios of a piece whose turn it
-    // is; only what the policy offers, which is bounded by that effort, makes it a piece's turn.
+    // is; only what the policy offers makes it a piece's turn.
     loop {
-        // Folios that go together have their turn first, in whole batches.
+        // Whole batches first.
         let together = core.next_in_turn(turns, FOLIOS_AT_ONCE);
         if !together.is_empty() {
             return together;
@@ -107,8 +103,8 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
         let mut offered = 0;
         // Ends: as the outer loop.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
-            // The policy offers some. A hollow folio is the last of them: it may go with others,
-            // and these are then taken out of the page tables here.
+            // A hollow folio is the last: it may go with others, which are then taken out of the
+            // page tables here.
             let most = FOLIOS_AT_ONCE - folios.len();
             let left = pages - offered;
             let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
@@ -130,9 +126,9 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
     }
 }
 
-/// Of a large folio of which a few parts are used the others go, where the policy would keep all of
-/// it. Adds to `folios` what is to be evicted of the folio at `head`, which was offered. Nothing if
-/// it cannot be split now; the policy is told.
+/// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all but the
+/// parts that are used of a large one that the policy would keep. Nothing if it cannot be split
+/// now; the policy is told.
 fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
     let whole = Candidate::of(&core.frames, head);
     if !core.residency.stays_in_part(&core.frames, head) {
@@ -146,8 +142,8 @@ fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Cand
     }
 }
 
-/// Splits the folio into its parts; returns those that were not used.
-/// Error: it is in use; `None`: there is no memory for its index nodes.
+/// Returns the parts that were not used. Error: the folio is in use; `None`: there is no memory for
+/// its index nodes.
 fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<InUse>> {
     let (head, identity) = (whole.head, whole.identity);
     let part = Frame::part_order(identity.order);
@@ -159,7 +155,7 @@ fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<In
         let mut changing = mapping.change();
         let there = changing.writer(&core.nodes).folio(identity.index).filter(is_it);
         let there = there.ok_or(InUse::Busy)?;
-        // Of the folio that was offered: it cannot change now.
+        // It cannot change now.
         let frame = core.frames.frame(head);
         let unused: Vec<u32> = (1..parts).filter(|&n| !frame.is_piece_used(n, part)).collect();
         match freeze::split(core, &mut changing, there, part) {
@@ -180,7 +176,7 @@ fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<In
     Err(None)
 }
 
-/// More index nodes, if there is free memory for them.
+/// If there is free memory for them.
 fn refill(core: &Core, wanted: u32) {
     let _ = core.nodes.refill(wanted, || {
         let frame = core.frames.alloc_lowest(core.frames.for_nodes());
@@ -194,7 +190,7 @@ fn refill(core: &Core, wanted: u32) {
     });
 }
 
-/// Steps 2 to 9. Returns how many pages others write now, which then go.
+/// Steps 2 to 9. Returns how many pages others write now.
 fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: WriteWhen) -> u64 {
     let batch = Candidates::new(core, folios);
     let mut stayed = take_out(core, &batch, sweep);
@@ -225,7 +221,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     on_their_way
 }
 
-/// Steps 2 to 7. Returns the folios that stay, and why.
+/// Steps 2 to 7. Returns what stays, and why.
 fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidate, InUse)> {
     // 2. Take the files' mutexes and freeze the folios together: from here on there are no new
     //    references, no optimistic read succeeds, and no reader borrows them. Folios in use stay,
@@ -242,8 +238,8 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
         }
     }
 
-    // 4. Tell the policy of each (`residency.rs` leaves ghosts of its pages); remove it from the index: no
-    //    look-up finds it any more; forget the identity.
+    // 4. Tell the policy of each (`residency.rs` leaves ghosts of its pages); remove it from the
+    //    index: no look-up finds it any more; forget the identity.
     let (mut evicted, mut stayed) = (Vec::with_capacity(batch.folios.len()), Vec::new());
     for (n, &folio) in batch.folios.iter().enumerate() {
         match frozen.get(n) {
@@ -271,8 +267,8 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
     drop(frozen);
     leaving.into_iter().for_each(Leaving::take_out_of_maps);
 
-    // 7. Free the frames, which stay frozen and odd until they are handed out; remove files that have
-    //    no pages left.
+    // 7. Free the frames, which stay frozen and odd until they are handed out; remove files without
+    //    pages.
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
     core.counters.add(Event::EvictedBytes, bytes);

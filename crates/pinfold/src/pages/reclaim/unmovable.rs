@@ -1,17 +1,14 @@
-//! Memory for what cannot move: index nodes, and small folios that are about to be pinned.
-//!
-//! It is packed into unmovable runs (`frames::mobility`), and looked for in this order:
+//! Memory for what cannot move: index nodes, and small folios that are about to be pinned. It is
+//! packed into unmovable runs (`frames::mobility`), and looked for in this order:
 //! 1. a free block in an unmovable run;
 //! 2. a block of an unmovable run with movable folios only, which are moved to movable runs;
 //! 3. a movable run with such a free block, which becomes unmovable: its other folios are moved out
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! No lock may be held.
-//!
-//! Index nodes stay for ever, so for them this comes before ([`alloc_for_nodes`]): the lowest frame
-//! of the unmovable runs that is free or can be made so, first of those that pins leave to them. A
-//! folio in it that finds no other place is evicted.
+//! For index nodes, which stay for ever, this comes before ([`alloc_for_nodes`]): the lowest frame
+//! of the unmovable runs that is free or can be made so, first of those that pins leave to them. No
+//! lock may be held.
 
 use std::ops::Range;
 
@@ -23,11 +20,11 @@ use crate::pages::residency::Candidate;
 use super::compact;
 use super::evict::{EFFORT_MAX, evict, evict_these};
 
-/// The most frames that one search for a block to empty examines: four runs.
+/// By one search for a block to empty: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
 
-/// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frames::Frames::alloc) does.
-/// `None` if there is no such memory; then the caller may claim the run that its folio is in.
+/// Counted as [`alloc`](crate::frames::Frames::alloc) does. `None`: the caller may claim the run
+/// that its folio is in.
 pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> {
     let got = alloc_unmovable_now(core, order);
     if got.is_some() {
@@ -37,18 +34,18 @@ pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> 
     alloc_unmovable_now(core, order)
 }
 
-/// Steps 1 to 3: the same without evicting.
+/// Steps 1 to 3.
 pub(crate) fn alloc_unmovable_now(core: &Core, order: Order) -> Option<FrameNumber> {
     let alloc = || core.frames.alloc_of(order, Mobility::Unmovable);
     alloc().or_else(|| make_room(core, order).then(alloc)?).or_else(|| {
         let run = core.frames.claim_run(order)?;
-        // From now on this run's folios are moved out first. Relaxed: where to look is a hint.
+        // This run's folios are moved out first. Relaxed: a hint.
         core.pressure.unmovable_hand.store(run.0, Ordering::Relaxed);
         alloc()
     })
 }
 
-/// A frame for index nodes. `None`: they have to be among pins.
+/// `None`: they have to be among pins.
 pub(crate) fn alloc_for_nodes(core: &Core) -> Option<FrameNumber> {
     let mut left = LOOKED_AT_MAX;
     let all = std::iter::once(core.frames.for_nodes()).chain(core.frames.unmovable());
@@ -72,7 +69,7 @@ pub(crate) fn alloc_for_nodes(core: &Core) -> Option<FrameNumber> {
 }
 
 /// Moves the first folio that begins in these frames and has no users elsewhere, or evicts it;
-/// returns where the next begins. `None`: there is none.
+/// returns where the next begins, if there was one.
 fn empty_lowest(core: &Core, frames: Range<u32>) -> Option<u32> {
     let mut folios = frames.map(FrameNumber);
     let (head, order) = folios.find_map(|head| Some((head, compact::can_move(core, head)?)))?;
@@ -82,7 +79,7 @@ fn empty_lowest(core: &Core, frames: Range<u32>) -> Option<u32> {
     Some(head.0 + order.frames())
 }
 
-/// Step 2: empties one block of `order` or larger, continuing where the last search ended.
+/// Step 2, continuing where the last search ended.
 fn make_room(core: &Core, order: Order) -> bool {
     // Relaxed, here and below: a hint.
     let hand = core.pressure.unmovable_hand.load(Ordering::Relaxed);
@@ -109,8 +106,8 @@ fn make_room(core: &Core, order: Order) -> bool {
     false
 }
 
-/// Moves all folios of the block of `order` at `head` elsewhere, if each of them seems to be
-/// movable. Returns whether there were any and all were moved; after a failure some may have been.
+/// Of the block of `order` at `head`, if each folio seems to be movable. Whether there were any and
+/// all were moved; after a failure some may have been.
 fn move_all_out(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> bool {
     let end = head.0 + order.frames();
     let mut folios = Vec::new();

@@ -140,7 +140,7 @@ fn what_was_cancelled_before_is_not_carried_out() {
     let path = file_of(directory.path(), 100_000);
     let (ring, pool) = (ring_engine(), pool_engine());
     let mut all = vec![
-        backing(&path, Preference::Buffered, &pool),
+        backing(&path, Some(false), &pool),
         Backing::new(Arc::new(Memory::new(pattern(100_000))), pool.clone()),
     ];
     all.extend(direct(&path, &ring));
@@ -373,7 +373,7 @@ fn a_panic_of_what_is_dropped_harms_nobody_else() {
 fn cancelling_races_with_completing() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), 4 << 20);
-    let mut all = vec![backing(&path, Preference::Buffered, &pool_engine())];
+    let mut all = vec![backing(&path, Some(false), &pool_engine())];
     all.extend(direct(&path, &ring_engine()));
     all.extend(direct(&path, &pool_engine()));
     for backing in all {

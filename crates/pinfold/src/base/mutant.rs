@@ -138,6 +138,16 @@ mutants! {
     TakeBackAnyRun,
     /// A run goes back to the arena although own memory or mirrors then have nothing free.
     TakesAllBack,
+    /// A lent run in which something is in use does not go back to the arena.
+    UsedKeepRuns,
+    /// Pages are evicted for a large folio though there is lent memory that nobody uses.
+    LargeEvictFirst,
+    /// A run in which something is in use that is mapped is not lent.
+    UsedKeepFromLending,
+    /// A run is lent though what is in use in it has its bytes there.
+    HollowOutUsed,
+    /// The arena may have a huge page where hollow folios have frames.
+    HugeBesideHollow,
     /// A page that fits no lent memory with its neighbours is read with them again.
     BringLargeAgain,
     /// Futures are woken by a lender that still claims places.

@@ -32,13 +32,14 @@ pub(super) struct Arena {
     touched: TouchedHugePages,
 }
 
-/// Which huge pages of the arena have been used, a bit each. Threads that touch one for the first
+/// Which huge pages of the arena have been used, and which are forbidden, a bit each. Threads that touch one for the first
 /// time at the same moment are each charged a whole one until one of them wins: 32 threads can
 /// exceed the budget by 64 MiB for a moment. So the first thread that allocates frames in it
 /// touches it, and the others wait.
 #[derive(Debug)]
 struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,
+    forbidden: Box<[AtomicU64]>,
     /// Each is for every [`TOUCHING`]th huge page; no protocol depends on them.
     touching: [Mutex<()>; TOUCHING],
 }
@@ -48,9 +49,13 @@ const TOUCHING: usize = 32;
 
 impl TouchedHugePages {
     fn new(frames: u32) -> Self {
-        let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
+        let words = || {
+            let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
+            (0..blocks).map(|_| AtomicU64::new(0)).collect()
+        };
         TouchedHugePages {
-            blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
+            blocks: words(),
+            forbidden: words(),
             touching: std::array::from_fn(|_| Mutex::new(())),
         }
     }
@@ -62,8 +67,13 @@ impl TouchedHugePages {
     }
 
     fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
+        Self::of(&self.blocks, frame)
+    }
+
+    /// The word and the bit of the huge page that `frame` lies in.
+    fn of(words: &[AtomicU64], frame: FrameNumber) -> (&AtomicU64, u64) {
         let block = frame.0 / Order::MAX.frames();
-        (&self.blocks[(block / u64::BITS) as usize], 1 << (block % u64::BITS))
+        (&words[(block / u64::BITS) as usize], 1 << (block % u64::BITS))
     }
 }
 
@@ -122,8 +132,48 @@ impl Arena {
         if order == Order::MAX {
             // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
             word.fetch_and(!bit, Ordering::Relaxed);
+            self.allow_huge(head);
         }
         Ok(())
+    }
+
+    /// From now on each frame of `run`, which has no memory, gets its own when it is touched: a
+    /// huge page would be memory for those, too, whose bytes are elsewhere. Until somebody has all
+    /// of the run.
+    ///
+    /// # Errors
+    /// The system has no more mappings.
+    ///
+    /// # Safety
+    /// As [`Self::give_back`], of all of the run.
+    #[cfg(feature = "map")]
+    pub(super) unsafe fn forbid_huge(&self, run: FrameNumber) -> Result<(), Errno> {
+        if !self.huge_pages_advised || mutant::on(Mutant::HugeBesideHollow) {
+            return Ok(());
+        }
+        let at = self.address(run);
+        // SAFETY: the run is inside the arena, and the advice changes how it is backed alone.
+        unsafe { madvise(at.cast(), ALIGN_BYTES, Advice::LinuxNoHugepage) }?;
+        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
+        // Relaxed: whoever has all of the run comes after, by the allocator's mutex.
+        word.fetch_or(bit, Ordering::Relaxed);
+        // A late reader may have brought the system's huge page of zeros.
+        // SAFETY: by the caller's promise nobody needs the bytes.
+        unsafe { give_back(at, ALIGN_BYTES) }
+    }
+
+    /// Ends [`Self::forbid_huge`], for who has all of `run`. Cost: one load, as a rule.
+    pub(super) fn allow_huge(&self, run: FrameNumber) {
+        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
+        // Relaxed, both: as in `forbid_huge`.
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            return;
+        }
+        let at = self.address(run).cast();
+        // SAFETY: as there.
+        if unsafe { madvise(at, ALIGN_BYTES, Advice::LinuxHugepage) }.is_ok() {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {

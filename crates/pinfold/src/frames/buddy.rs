@@ -301,6 +301,50 @@ impl Lists {
         full
     }
 
+    /// Makes the held run one of the arena, unless a hollow one is wanted and this is the last.
+    #[cfg(feature = "map")]
+    pub(super) fn take_back(&mut self, on: Ground<'_>, run: FrameNumber) -> bool {
+        let may = self.may_take_back();
+        if may {
+            self.set_movable(on, run);
+        }
+        may
+    }
+
+    /// Whether one of the hollow runs may become one of the arena.
+    #[cfg(feature = "map")]
+    pub(super) fn may_take_back(&self) -> bool {
+        self.hollow_runs > u32::from(self.hollow_users > 0)
+    }
+
+    /// Makes the held run hollow, if these frames of it are held, and all others are those of
+    /// hollow folios.
+    #[cfg(feature = "map")]
+    pub(super) fn hollow_out_rest(
+        &mut self,
+        on: Ground<'_>,
+        run: FrameNumber,
+        map: &RunMap,
+    ) -> bool {
+        let mut at = 0;
+        // Ends: each turn advances by at least a frame.
+        while at < RunMap::FRAMES {
+            let frame = on.table.frame(run.after(at));
+            let is_held = map.contains(at);
+            if !is_held && !frame.is_hollow() && !mutant::on(Mutant::HollowOutUsed) {
+                return false;
+            }
+            at += if is_held { 1 } else { frame.order().frames() };
+        }
+        // What was freed since then has memory.
+        if self.held_map(run) != *map {
+            return false;
+        }
+        on.runs.set(run, Mobility::Hollow);
+        self.hollow_runs += 1;
+        true
+    }
+
     pub(super) fn release_held(&mut self, on: Ground<'_>, run: FrameNumber) {
         let map = self.held_map(run);
         self.held = None;

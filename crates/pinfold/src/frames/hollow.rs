@@ -1,9 +1,17 @@
 //! Hollow runs: 2 MiB of the arena whose memory was given back, for folios outside of it.
+//!
+//! The kind of a run says what its free frames are for; the entry of a folio says where its bytes
+//! are ([`Flags::HOLLOW`]). So a run becomes one of the arena although there are hollow folios in
+//! it that are in use, and cannot be moved: their frames stay theirs, without memory, and the others
+//! are the arena's. It becomes hollow again although they are still there. An ordinary folio that is
+//! in use keeps its run from becoming hollow: of a part of a huge page, the system may keep what is
+//! given back.
 
-use super::Frames;
 use super::entry::Flags;
 use super::mobility::Mobility;
 use super::units::{FrameNumber, Order};
+use super::{Frames, HeldRun};
+use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 
 impl Frames {
@@ -63,8 +71,7 @@ impl Frames {
 
     /// Whether a hollow run may become one of the arena again.
     pub(crate) fn may_take_back(&self) -> bool {
-        let lists = self.lists.lock();
-        lists.hollow_runs > u32::from(lists.hollow_users > 0)
+        self.lists.lock().may_take_back()
     }
 
     pub(crate) fn hollow_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
@@ -78,5 +85,40 @@ impl Frames {
     pub(crate) fn free_hollow(&self) -> u32 {
         // Relaxed: as in `free_frames`.
         self.free_hollow.load(Ordering::Relaxed)
+    }
+}
+
+/// The fewest frames for which a run is taken back that cannot be emptied: an eighth of it. So what
+/// is in use keeps no more than a seventh of its own size from the arena.
+const TAKEN_BACK_MIN: u32 = Order::MAX.frames() / 8;
+
+impl HeldRun<'_> {
+    /// Makes the run, if it is a hollow one, one of the arena, but for the folios in it. False if
+    /// hardly anything but these is there, or if somebody wants one run to stay hollow and this is
+    /// the last. Cost: two mutexes; if there are folios in it, also two calls of madvise(2).
+    pub(crate) fn take_back(self) -> bool {
+        let (frames, run, map) = (self.frames, self.run, self.held());
+        if !map.is_full() {
+            if map.len() < TAKEN_BACK_MIN || mutant::on(Mutant::UsedKeepRuns) {
+                return false;
+            }
+            // SAFETY: no frame of a hollow run has bytes, and what is free of it is this thread's.
+            if unsafe { frames.arena.forbid_huge(run) }.is_err() {
+                return false;
+            }
+        }
+        frames.change(|lists, on| lists.take_back(on, run))
+    }
+
+    /// Makes the run a hollow one, with the hollow folios that are in use in it. False if it has
+    /// others, or if some of it has just been freed. Cost: two mutexes, and an madvise(2) for each
+    /// block that is free.
+    pub(crate) fn hollow_out_rest(self) -> bool {
+        let (frames, run, map) = (self.frames, self.run, self.held());
+        let given = map.blocks().try_for_each(|(at, order)| {
+            // SAFETY: the block is held, so it is this thread's; else as in `hollow_out_run`.
+            unsafe { frames.arena.give_back(run.after(at), order) }
+        });
+        given.is_ok() && frames.change(|lists, on| lists.hollow_out_rest(on, run, &map))
     }
 }

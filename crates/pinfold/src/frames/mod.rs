@@ -221,6 +221,19 @@ impl Frames {
         Some(self.hand_out(head, order))
     }
 
+    /// Takes a folio of exactly `order` to which the folio of `old` can move: a hollow one stays
+    /// hollow; otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_to_move(&self, old: &Frame, order: Order) -> Option<FrameNumber> {
+        if !old.is_hollow() {
+            return self.alloc(order);
+        }
+        let head = self.change(|lists, on| lists.take(on, order, Mobility::Hollow))?;
+        self.frame(head).hand_out(order);
+        self.frame(head).set_flags(Flags::HOLLOW);
+        Some(head)
+    }
+
     /// Takes the lowest free one of these frames of an unmovable run.
     #[must_use = "the frame would be lost to the budget"]
     pub(crate) fn alloc_lowest(&self, frames: Range<u32>) -> Option<FrameNumber> {
@@ -244,6 +257,9 @@ impl Frames {
     }
 
     fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
+        if order == Order::MAX {
+            self.arena.allow_huge(head);
+        }
         self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         head
@@ -263,6 +279,10 @@ impl Frames {
         let inside = self.runs.table_frames() <= head.0 && end <= u64::from(self.frames());
         assert!(inside, "{head:?} with {order:?} is freed, but is not all of it the arena's");
         self.frame(head).assert_freeable(head);
+        if self.frame(head).is_hollow() {
+            // Who finds the flag under the mutex knows that the folio is in use, and hollow.
+            self.frame(head).clear_flags(Flags::HOLLOW);
+        }
         self.change(|lists, on| lists.give(on, head, order));
     }
 
@@ -378,7 +398,7 @@ impl Frames {
 
     /// Takes all free frames of one of `whole_runs` off the free lists, so that the run can be
     /// emptied. Frames that are freed in it later are held, too, until the [`HeldRun`] is turned
-    /// into a folio or dropped. `None` if a run is held already.
+    /// into a folio, lent or dropped. `None` if a run is held already.
     #[must_use = "dropping it gives the frames back at once"]
     pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
         let whole = self.runs.is_whole(run);

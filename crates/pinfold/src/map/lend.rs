@@ -15,35 +15,27 @@ mod exchange;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::access::futures;
 use crate::base::mutant::{self, Mutant};
 use crate::base::{heap, wait};
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Result};
 use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
-use crate::map::around;
-use crate::map::lent::{self, LentPatience};
-use crate::mapped::load::{Bringing, LOOK_AGAIN};
+use crate::map::lent;
+use crate::mapped::load::Bringing;
 use crate::mapped::mirror::{Mirror, PlaceClaim, Shown, SystemRefused};
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
 use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
-use crate::pages::mapping::Mapping;
-use crate::pages::reclaim::{self, Shortage};
-use crate::source;
+use crate::pages::reclaim;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
-
-/// The pages that an access brings, if nothing says that they are used at random: about what is
-/// read with the wanted one.
-const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
 pub(crate) const NAP: Duration = Duration::from_millis(1);
@@ -52,7 +44,7 @@ pub(crate) const NAP: Duration = Duration::from_millis(1);
 const COPY_NAP: Duration = Duration::from_micros(100);
 
 /// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.
-const PUT: &str = "put pages there";
+pub(super) const PUT: &str = "put pages there";
 
 /// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
 /// arena has some left when three are lent.
@@ -130,7 +122,7 @@ pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
 ///
 /// # Errors
 /// As [`of`].
-fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
+pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
     let mirror = grown(handle, || held.offset() + held.frame().file_bytes() as u64)?;
     let page = held.frame().identity().index;
     mirror.reach(page).map_err(|why| handle.mapping.mirror_error(why))?;
@@ -271,7 +263,7 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
 }
 
 /// How often [`look`] looks.
-const NAPS_MAX: u32 = 6;
+pub(super) const NAPS_MAX: u32 = 6;
 
 /// Whether `page` is where it can be mapped, or on its way.
 pub(crate) fn is_coming(handle: &Handle, page: u64) -> bool {
@@ -279,194 +271,21 @@ pub(crate) fn is_coming(handle: &Handle, page: u64) -> bool {
     held.is_some_and(|held| held.frame().is_changing() || held.frame().is_hollow())
 }
 
-/// A page that was read, with memory of its mirror for it.
+/// A page that was read, with memory of its mirror for it (`bring.rs`).
 #[derive(Debug)]
 pub(crate) struct Brought<'a> {
-    read: Held<'a>,
-    spare: Option<Spare<'a>>,
+    pub(super) read: Held<'a>,
+    pub(super) spare: Option<Spare<'a>>,
     /// It counts as being brought until this is dropped.
-    bringing: Option<Bringing<'a>>,
+    pub(super) bringing: Option<Bringing<'a>>,
 }
 
 /// A lent folio that is not used yet, given back when it is dropped.
 #[derive(Debug)]
-struct Spare<'a> {
-    core: &'a Core,
-    head: FrameNumber,
-    order: Order,
-}
-
-/// Reads `page`, or waits for who reads it, and then for memory and for the page's place, unless
-/// maps show an older version there: what [`look`] needs.
-///
-/// # Errors
-/// As [`File::get`](crate::File::get); there is no memory for it, or another folio, without that
-/// page, keeps its place for too long.
-pub(crate) async fn bring<'a>(
-    handle: &'a Handle,
-    page: u64,
-    waiter: Waiter<'_>,
-) -> Result<Brought<'a>> {
-    let (mut again, mut waits) = (false, AccessWaits::default());
-    let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
-    let bringing = bringing(&handle.core, pages, waiter).await;
-    // Ends: each iteration but the first follows one whose folio was split or dropped. `ready`
-    // splits it at most once: no lent memory is too much in pieces for a folio of one page. `ready`
-    // drops it only to wait for lent memory, which patience bounds. Otherwise another thread has
-    // dropped it.
-    loop {
-        handle.check_page(page)?;
-        let alone = again && !mutant::on(Mutant::BringLargeAgain);
-        let read = match waiter {
-            Waiter::Thread if alone => fill::get_range(handle, page, page + 1)?,
-            Waiter::Thread => {
-                if !again {
-                    around::read(handle, page);
-                }
-                fill::get(handle, page, PAGE_BYTES)?
-            }
-            Waiter::Task(_) => {
-                if !again {
-                    around::begin(handle, page, around::block_of(handle, page));
-                }
-                futures::hold(handle, page, alone).await?
-            }
-        };
-        again = true;
-        if let Some((read, spare)) = ready(handle, page, read, &mut waits, waiter).await? {
-            return Ok(Brought { read, spare, bringing });
-        }
-    }
-}
-
-/// Waits until so many pages may be brought. A thread in a source's call does not: others may wait
-/// for what it reads.
-pub(crate) async fn bringing<'a>(
-    core: &'a Core,
-    pages: u32,
-    waiter: Waiter<'_>,
-) -> Option<Bringing<'a>> {
-    match waiter {
-        Waiter::Thread if source::in_a_source() => None,
-        Waiter::Thread => Some(core.mapped.load.begin(pages)),
-        Waiter::Task(rests) => {
-            let turn = core.mapped.load.queue(pages);
-            Some(rests.poll_each(LOOK_AGAIN, turn).await)
-        }
-    }
-}
-
-/// What an access waits for, beside the read.
-#[derive(Default)]
-struct AccessWaits {
-    /// For lent memory.
-    memory: Option<LentPatience>,
-    /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
-    /// reads nothing.
-    place: Option<Instant>,
-}
-
-/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index,
-/// or was made smaller; or too many threads wait with folios, and this one has waited without.
-async fn ready<'a>(
-    handle: &'a Handle,
-    page: u64,
-    read: Held<'a>,
-    waits: &mut AccessWaits,
-    waiter: Waiter<'_>,
-) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
-    let (core, mapping) = (&*handle.core, &*handle.mapping);
-    let identity = read.frame().identity();
-    let blocks = matches!(waiter, Waiter::Thread);
-    let mut naps = 0;
-    // Ends: there is a bound for the place, and memory is found or waited for without the folio.
-    while !read.frame().is_changing() {
-        if read.frame().is_hollow() {
-            return Ok(Some((read, None)));
-        }
-        let mirror = with_room_for(handle, &read)?;
-        let place = place_of(&read);
-        if !mirror.is_taken(&place) {
-            waits.place = None;
-            let shortage = |why: Shortage| why.of(mapping, identity.index);
-            let at_once = lent::allocate_lent(core, identity.order, false);
-            let got = match (at_once.map_err(shortage)?, waiter) {
-                (None, Waiter::Thread) => {
-                    match core.mapped.may_wait_with(identity.order.frames()) {
-                        Some(_waits) => {
-                            lent::allocate_lent(core, identity.order, true).map_err(shortage)?
-                        }
-                        None => None,
-                    }
-                }
-                (None, Waiter::Task(rests)) => lent::evict_for_task(core, identity.order, rests),
-                (got, _) => got,
-            };
-            let Some((new, order)) = got else {
-                drop(read);
-                let patience = waits.memory.get_or_insert_with(|| LentPatience::new(core));
-                let waited = lent::wait_for_lent(core, identity.order, patience, waiter);
-                waited.await.map_err(shortage)?;
-                return Ok(None);
-            };
-            let spare = Spare { core, head: new, order };
-            if order == identity.order {
-                return Ok(Some((read, Some(spare))));
-            }
-            drop(spare);
-            make_smaller(handle, read, order, blocks)?;
-            return Ok(None);
-        }
-        if mirror.shows_left_over(page) {
-            return Ok(Some((read, None)));
-        }
-        naps += 1;
-        if naps > NAPS_MAX && identity.order > Order::MIN {
-            // The place of another of its pages is taken, perhaps for long.
-            make_smaller(handle, read, Order::MIN, blocks)?;
-            return Ok(None);
-        }
-        let since = waits.place.get_or_insert_with(Instant::now);
-        if since.elapsed() > core.options.patience() {
-            return Err(older_version(mapping));
-        }
-        match waiter {
-            Waiter::Thread => mirror.wait_for_place(&place, NAP),
-            Waiter::Task(rests) => rests.rest(NAP).await,
-        }
-    }
-    Ok(None)
-}
-
-/// The error that somebody keeps an older version of a page for too long.
-pub(crate) fn older_version(mapping: &Mapping) -> Error {
-    let why = "an older version of the page is still in use there";
-    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
-    mapping.mirror_error(SystemRefused::to(PUT)(late))
-}
-
-/// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
-/// as long as the reference that this returns. `None`: an older version is there, which somebody
-/// uses.
-///
-/// # Errors
-/// As [`bring`].
-pub(crate) async fn put<'a>(
-    handle: &'a Handle,
-    page: u64,
-    waiter: Waiter<'_>,
-) -> Result<Option<Held<'a>>> {
-    let mut brought = None;
-    // Ends: as in [`bring`].
-    loop {
-        // SAFETY: nothing is shown.
-        let looked = unsafe { look(handle, page, None, brought.take(), waiter) };
-        match looked? {
-            Look::There(held) => return Ok(Some(held)),
-            Look::LeftOver => return Ok(None),
-            Look::Absent => brought = Some(bring(handle, page, waiter).await?),
-        }
-    }
+pub(super) struct Spare<'a> {
+    pub(super) core: &'a Core,
+    pub(super) head: FrameNumber,
+    pub(super) order: Order,
 }
 
 /// Whether the file reached `page` when this folio, which has the page, was read. Of other pages
@@ -476,7 +295,7 @@ pub(crate) fn reaches(held: &Held<'_>, page: u64) -> bool {
 }
 
 /// The pages of a folio, and so its place in the mirror.
-fn place_of(held: &Held<'_>) -> Range<u64> {
+pub(super) fn place_of(held: &Held<'_>) -> Range<u64> {
     let identity = held.frame().identity();
     identity.pages()
 }
@@ -673,7 +492,12 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
 /// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
 /// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for
 /// what the index needs: otherwise that is waited for.
-fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> Result<()> {
+pub(super) fn make_smaller(
+    handle: &Handle,
+    held: Held<'_>,
+    order: Order,
+    needed: bool,
+) -> Result<()> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let (head, identity, pages) = (held.head(), held.frame().identity(), place_of(&held));
     drop(held);

@@ -6,9 +6,10 @@
 //! has more free than it wants.
 //!
 //! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free
-//! as one has: what is in it moves to the others, which copies no byte. One run
-//! stays lent while there are maps: where guards lie in all others, none could be lent anew, and
-//! accesses would fail although nearly all is free.
+//! as one has: what is in it moves to the others, which copies no byte. What is in use cannot move:
+//! it keeps its frames, but not the run (`frames/hollow.rs`). One run stays lent while there are
+//! maps: where guards lie in all others, none could be lent anew, and accesses would fail although
+//! nearly all is free.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use crate::mapped::task::{Rests, Waiter};
 use crate::pages::core::Core;
 
 use crate::pages::reclaim::{
-    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, compact, evict, evict_again,
-    evict_at_once, shortage,
+    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, evict, evict_again, evict_at_once,
+    shortage,
 };
 
 /// How often room for the first run is made: other threads take what is free.
@@ -173,7 +174,7 @@ fn count(core: &Core, got: (FrameNumber, Order)) -> (FrameNumber, Order) {
 fn lend(core: &Core) -> bool {
     let enough = core.pressure.high_frames + Order::MAX.frames();
     core.frames.free_frames() >= enough
-        && (core.frames.hollow_out_run() || (compact(core) && core.frames.hollow_out_run()))
+        && (core.frames.hollow_out_run() || reclaim::hollow_out(core))
 }
 
 /// Frees lent frames up to the high watermark, if any are in use, or lends more. For the reclaiming
@@ -188,13 +189,13 @@ pub(super) fn keep_some_free(core: &Core) {
     }
 }
 
-/// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
-/// enough free for what is in it, and one of a few can be emptied. That copies nothing.
+/// Makes a lent run a run of the arena again, if the arena has not enough free, the other lent runs have
+/// enough free for what is in it, and one of a few can be emptied, or nearly. That copies nothing.
 ///
 /// Who uses lent memory keeps some free: else what a program has just given up could go to the
 /// arena, and its next store would find nothing.
-pub(super) fn take_run_back(core: &Core) -> bool {
-    let wanted = core.frames.free_frames() < core.pressure.high_frames;
+pub(super) fn take_run_back(core: &Core, enough: u32) -> bool {
+    let wanted = core.frames.free_frames() < enough;
     let free = core.frames.free_hollow();
     let is_used = core.frames.hollow_frames() > free && !mutant::on(Mutant::TakesAllBack);
     let kept = if is_used { core.pressure.low_frames } else { 0 };
@@ -208,16 +209,8 @@ pub(super) fn take_run_back(core: &Core) -> bool {
     candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
 }
 
-/// Makes `run` a run of the arena again, if it is a lent one.
+/// Makes `run` a run of the arena again, if it is a lent one, but for the folios that cannot move.
 pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
-    let place = |order| {
-        let (place, got) = core.frames.alloc_hollow(order)?;
-        if got != order {
-            core.give_back(place);
-            return None;
-        }
-        Some(place)
-    };
     // Dropped after the run is released.
     let mut woken = Woken::default();
     let Some(held) = core.frames.take_free_in(run) else { return false };
@@ -232,11 +225,9 @@ pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
     let mut at = 0;
     // Ends: each turn advances by at least a frame.
     while at < Order::MAX.frames() {
-        at = reclaim::empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+        at = reclaim::empty_some(core, run, at..Order::MAX.frames(), &map, &mut woken);
     }
-    let emptied = held.held().is_full();
-    drop(held); // a run that is free as a whole is the arena's
-    emptied
+    held.take_back()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -272,7 +263,7 @@ mod tests {
         assert!(mutant::with(Some(Mutant::TakeBackAnyRun), take_back));
     }
 
-    /// Whether a run is taken back in which there is a page that was stored to.
+    /// Whether a run is taken back as a whole in which there is a page that was stored to.
     fn is_taken_back_with_what_is_dirty(mutant: Option<Mutant>) -> bool {
         let mut options = Options::new(32 << 20);
         options.swap_source = Some(Arc::new(Memory::new(Vec::new())));
@@ -283,13 +274,15 @@ mod tests {
         let core = cache.core();
         let is_used = |run: &FrameNumber| core.frames.free_in(*run).len() > 1;
         let run = core.frames.hollow_runs().find(is_used).unwrap();
-        // Where the page can go.
+        // One that stays lent, and one where the page can go.
         assert!(core.frames.hollow_out_run());
-        let taken = mutant::with(mutant, || super::take_back(core, run));
+        assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
+        assert!(core.frames.hollow_out_run());
+        assert!(mutant::with(mutant, || super::take_back(core, run)));
         let mut byte = [0];
         map.read_at(&mut byte, 0).unwrap();
         assert_eq!(byte, [7]);
-        taken
+        core.frames.free_in(run).is_full()
     }
 
     #[test]
@@ -318,9 +311,12 @@ mod tests {
             file.read_at(&mut [0], offset).unwrap();
             offset += 4096;
         }
-        let taken = mutant::with(mutant, || super::take_run_back(core));
+        let taken = mutant::with(mutant, || super::take_run_back(core, core.pressure.high_frames));
         map.discard(0..(core.pressure.low_frames as usize) << 12).unwrap();
-        assert!(taken || super::take_run_back(core), "the arena wants it");
+        assert!(
+            taken || super::take_run_back(core, core.pressure.high_frames),
+            "the arena wants it"
+        );
         taken
     }
 
@@ -328,6 +324,108 @@ mod tests {
     fn who_uses_lent_memory_keeps_some_free() {
         assert!(!is_all_taken_back(None));
         assert!(is_all_taken_back(Some(Mutant::TakesAllBack)));
+    }
+
+    const PAGE: usize = 4096;
+    const RUN: usize = 2 << 20;
+
+    /// Of a cache of 64 MiB, 52 MiB were lent, and in each 2 MiB of these a page is still in use.
+    /// Now files want the memory: how many runs stay lent, and what part of the budget is cached
+    /// of a file, in percent.
+    fn left_to_files(cache: &Cache) -> (usize, usize) {
+        let core = cache.core();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 58 << 20]))).unwrap();
+        let mut buf = vec![0; 1 << 16];
+        let offsets = |step| (0..file.len()).step_by(step);
+        let cached = |_| {
+            for at in offsets(1 << 16) {
+                file.read_at(&mut buf, at).unwrap();
+            }
+            let is_hit = |&at: &u64| file.try_read_at(&mut [0], at).unwrap().is_some();
+            offsets(PAGE).filter(is_hit).count() * PAGE * 100 / (64 << 20)
+        };
+        // The policy learns in some of them that the file is used again and again.
+        let most = (0..20).map(cached).max().unwrap();
+        (core.frames.hollow_runs().count(), most)
+    }
+
+    #[test]
+    fn own_memory_that_is_held_leaves_files_the_rest() {
+        let cache = Cache::new(Options::new(64 << 20)).unwrap();
+        let core = cache.core();
+        let map = Space::new(&cache, 0).unwrap().map_anon(52 << 20).unwrap();
+        let store = |value: u8| {
+            for at in (0..map.len()).step_by(PAGE) {
+                map.write_at(&[value], at).unwrap();
+            }
+        };
+        store(8);
+        let held: Vec<_> =
+            (0..map.len()).step_by(RUN).map(|at| map.hold(at..at + PAGE).unwrap()).collect();
+        (0..map.len()).step_by(RUN).for_each(|at| map.discard(at + PAGE..at + RUN).unwrap());
+        let left = left_to_files(&cache);
+        println!("{} pages are held: {left:?}", held.len());
+        assert!(left.0 <= 3 && left.1 >= 85, "{left:?}");
+        let bytes_of = |at: usize| {
+            let mut byte = [0];
+            map.read_at(&mut byte, at).unwrap();
+            byte[0]
+        };
+        assert!((0..map.len()).step_by(RUN).all(|at| bytes_of(at) == 8));
+        // Own memory gets it again, though the pages are still held.
+        store(9);
+        assert!(core.frames.hollow_runs().count() >= 26, "own memory has no room");
+        assert!((0..map.len()).step_by(PAGE).all(|at| bytes_of(at) == 9));
+    }
+
+    #[test]
+    fn what_is_in_use_of_mirrors_leaves_files_the_rest() {
+        let cache = Cache::new(Options::new(64 << 20)).unwrap();
+        let file = cache.attach("mapped", Arc::new(Memory::new(vec![7; 52 << 20]))).unwrap();
+        file.advise(0..0, Hint::Random).unwrap();
+        let map = Space::new(&cache, 0).unwrap().map_file(&file, 0..52 << 20).unwrap();
+        let reader = cache.reader().unwrap();
+        let (mut held, mut guards, mut borrows) = (Vec::new(), Vec::new(), Vec::new());
+        for page in 0..map.len() / PAGE {
+            let bytes = map.hold(page * PAGE..(page + 1) * PAGE).unwrap();
+            match page % 1536 {
+                0 => held.push(bytes),
+                512 => guards.push(file.get(page as u64).unwrap()),
+                1024 => borrows.push(file.borrow(page as u64, &reader).unwrap()),
+                _ => {}
+            }
+        }
+        // Some leave their file, too.
+        file.invalidate(0..26 << 20).unwrap();
+        let left = left_to_files(&cache);
+        println!("{} pages are held, guarded or borrowed: {left:?}", held.len() * 3);
+        assert!(left.0 <= 3 && left.1 >= 85, "{left:?}");
+        assert!(held.iter().all(|bytes| bytes[9] == 7));
+        assert!(guards.iter().all(|bytes| bytes[9] == 7));
+        assert!(borrows.iter().all(|bytes| bytes[9] == 7));
+    }
+
+    /// Whether a run is lent in which there is a page of own memory that is held.
+    fn is_lent_beside_what_is_held(mutant: Option<Mutant>) -> bool {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let core = cache.core();
+        let map = Space::new(&cache, 0).unwrap().map_anon(PAGE).unwrap();
+        let _held = map.hold(0..PAGE).unwrap();
+        let is_used = |run: &FrameNumber| !core.frames.free_in(*run).is_full();
+        let used = core.frames.hollow_runs().find(is_used).unwrap();
+        // One that stays lent.
+        assert!(core.frames.hollow_out_run());
+        assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
+        assert!(super::take_back(core, used) && !core.frames.is_hollow(used));
+        // Ends: there are so many free ones.
+        while core.frames.hollow_out_run() {}
+        mutant::with(mutant, || reclaim::hollow_out(core)) && core.frames.is_hollow(used)
+    }
+
+    #[test]
+    fn a_run_is_lent_again_beside_what_is_held_in_it() {
+        assert!(is_lent_beside_what_is_held(None));
+        assert!(!is_lent_beside_what_is_held(Some(Mutant::UsedKeepFromLending)));
     }
 
     /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these

@@ -8,6 +8,7 @@
 //! outside    what the cache proper is answered and told of folios whose bytes are here
 //! clients/   memory of other processes, served from a file's mirror
 //! space/     files and own memory as plain memory; how their faults are served
+//! bring      reading a page that a mapped access wants, and waiting for memory of its mirror
 //! lend       moving folios from the arena to their file's mirror
 //! around     which pages are read around one that a mapped access wants
 //! writers    the threads that write own memory to the swap
@@ -18,6 +19,8 @@
 
 #[cfg(not(loom))]
 pub(crate) mod around;
+#[cfg(not(loom))]
+pub(crate) mod bring;
 #[cfg(all(feature = "serve", not(loom)))]
 pub(crate) mod clients;
 #[cfg(not(loom))]

@@ -201,8 +201,8 @@ impl Outside for Core {
         mapping.own().is_some() && !takes_dirty(self)
     }
 
-    fn take_run_back(&self) -> bool {
-        lent::take_run_back(self)
+    fn take_run_back(&self, enough: u32) -> bool {
+        lent::take_run_back(self, enough)
     }
 
     fn keep_some_free(&self) {

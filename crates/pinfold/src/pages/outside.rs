@@ -144,8 +144,8 @@ pub(crate) trait Outside {
         false
     }
 
-    /// If the arena wants frames and nobody needs the run.
-    fn take_run_back(&self) -> bool {
+    /// If the arena has fewer frames free than is enough, and nobody needs the run.
+    fn take_run_back(&self, enough: u32) -> bool {
         false
     }
 

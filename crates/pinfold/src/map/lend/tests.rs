@@ -5,7 +5,10 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::base::heap::HAS_NO_ROOM;
+use crate::error::Cause;
+use crate::map::bring::{AccessWaits, bring, put, ready};
 use crate::mapped::task::now;
+use crate::pages::reclaim;
 use crate::source::Memory;
 use crate::{Cache, File, Hint, Options};
 

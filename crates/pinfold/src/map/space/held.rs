@@ -20,7 +20,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
 use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::map::lend;
+use crate::map::{bring, lend};
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
@@ -199,11 +199,11 @@ fn folio_in_mirror(handle: &Handle, page: u64) -> Result<Held<'_>> {
     // Ends: there is a bound for how long an older version is waited for.
     loop {
         handle.check_page(page)?;
-        if let Some(held) = now(lend::put(handle, page, Waiter::Thread))? {
+        if let Some(held) = now(bring::put(handle, page, Waiter::Thread))? {
             return Ok(held);
         }
         if since.elapsed() > handle.core.options.patience() {
-            return Err(lend::older_version(&handle.mapping));
+            return Err(bring::older_version(&handle.mapping));
         }
         handle.mapping.mirror_of_folios().wait_for_place(&(page..page + 1), lend::NAP);
     }

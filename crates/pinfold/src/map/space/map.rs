@@ -49,7 +49,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, give_back};
-use crate::map::lend;
+use crate::map::{bring, lend};
 use crate::mapped::mirror::{MayMap, Mirror, Showings, prepare};
 use crate::mapped::task::{Waiter, now};
 use crate::mapped::uffd::Uffd;
@@ -303,7 +303,7 @@ impl Map {
         for page in pages {
             // As in `File::read_at`, the end is no error, if the file has become shorter. It may do
             // so in the middle of this.
-            let put = || now(lend::put(handle, page, Waiter::Thread)).map(drop);
+            let put = || now(bring::put(handle, page, Waiter::Thread)).map(drop);
             let done = handle.check_page(page).and_then(|()| put());
             match done {
                 Err(error) if matches!(error.cause(), Cause::BeyondEnd { .. }) => break,

@@ -23,6 +23,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Error, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::map::bring;
 use crate::map::lend::{self, Brought, Look, Mapper};
 use crate::mapped::mirror::Shown;
 use crate::mapped::task::{Rests, Waiter, now};
@@ -162,7 +163,7 @@ impl fault::Target for Arc<MapTarget> {
                 area.bring(handle, page, access, waiter).await.map(|()| None)
             }
             (None, Some(waiter)) if heap::has_room() => {
-                lend::bring(handle, page, waiter).await.map(Some)
+                bring::bring(handle, page, waiter).await.map(Some)
             }
             // There by now, or on its way: the access is repeated until it is there.
             (_, None) if lend::is_coming(handle, page) => Ok(None),

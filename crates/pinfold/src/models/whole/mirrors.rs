@@ -20,7 +20,7 @@ use std::task::{Context, Poll};
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, park, spawn};
 use crate::base::mutant::Mutant;
 use crate::frames::PAGE_BYTES;
-use crate::map::{lend, lent};
+use crate::map::{bring, lend, lent};
 use crate::mapped::mirror::Mirror;
 use crate::mapped::task::{Rests, Waiter, now};
 use crate::pages::core::Held;
@@ -169,13 +169,13 @@ fn zeros_for_what_is_not_there() {
 }
 
 fn put(file: &Handle, page: u64) -> Option<Held<'_>> {
-    now(lend::put(file, page, Waiter::Thread)).expect("there is memory")
+    now(bring::put(file, page, Waiter::Thread)).expect("there is memory")
 }
 
 /// As the task of a thread that has no other.
 fn put_as_task(file: &Handle, page: u64) -> Option<Held<'_>> {
     let rests = Rests::default();
-    let mut task = pin!(lend::put(file, page, Waiter::Task(&rests)));
+    let mut task = pin!(bring::put(file, page, Waiter::Task(&rests)));
     let ended =
         park::until(None, |waker| match task.as_mut().poll(&mut Context::from_waker(waker)) {
             Poll::Ready(held) => Some(held.expect("there is memory")),

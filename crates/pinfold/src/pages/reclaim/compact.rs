@@ -1,11 +1,12 @@
-//! Compaction: frees one 2 MiB run, or a block of one, by moving its folios.
+//! Compaction: frees one 2 MiB run, or a block of one, by moving its folios; or all of a run but
+//! hollow folios, to make it a hollow one.
 //!
 //! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn,
 //!    then the unmovable ones in which nothing is that stays; or, of a few movable runs, the block
 //!    with most;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
-//!    free join the held ones;
+//!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;
 //! 4. release the run: if all of it is free by then, it is whole again, and movable; so is the
 //!    block.
 
@@ -29,24 +30,59 @@ pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
     }
-    let mut candidates: Vec<(bool, u32, FrameNumber)> = core
+    candidates(core, false).any(|run| empty_run(core, run))
+}
+
+/// Makes a run hollow, with the hollow folios in it; false if that is impossible.
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) fn hollow_out(core: &Core) -> bool {
+    candidates(core, !mutant::on(Mutant::UsedKeepFromLending)).any(|run| {
+        let mut woken = Woken::default();
+        let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
+        match held.map(HeldRun::into_folio) {
+            Some(Ok(folio)) => {
+                core.put(folio);
+                core.frames.hollow_out_run()
+            }
+            Some(Err(held)) => held.hollow_out_rest(),
+            None => false,
+        }
+    })
+}
+
+/// The runs that are tried, in this order. In those of which `hollow_stay`, hollow folios may stay.
+fn candidates(core: &Core, hollow_stay: bool) -> impl Iterator<Item = FrameNumber> {
+    let mut runs: Vec<(bool, u32, FrameNumber)> = core
         .frames
         .whole_runs()
         .filter(|&run| !core.frames.is_hollow(run))
         .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
-        .filter(|&(is_movable, free, run)| free > 0 && (is_movable || !has_what_stays(core, run)))
+        .filter(|&(is_movable, free, run)| {
+            free > 0 && !has_what_stays(core, run, (is_movable, hollow_stay))
+        })
         .collect();
-    candidates.sort_unstable();
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(.., run)| empty_run(core, run))
+    runs.sort_unstable();
+    runs.into_iter().rev().take(RUNS_MAX).map(|(.., run)| run)
 }
 
-/// Index nodes, or folios that are pinned.
-fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
+/// Whether the run has hollow folios that are in use, unless these may stay; or, if it is not
+/// movable, index nodes, or folios that are pinned.
+fn has_what_stays(core: &Core, run: FrameNumber, (is_movable, hollow_stay): (bool, bool)) -> bool {
+    if is_movable && hollow_stay {
+        return false;
+    }
     (run.0..run.0 + Order::MAX.frames()).map(FrameNumber).any(|head| {
         let frame = core.frames.frame(head);
         let word = frame.count.word();
         let is_nobodys = || frame.identity().mapping == MAPPING_NONE;
-        !word.is_frozen() && (word.pins() > 0 || is_nobodys())
+        let stays = || {
+            if frame.is_hollow() {
+                !hollow_stay && (word.refs() > 1 || is_nobodys())
+            } else {
+                !is_movable && (word.pins() > 0 || is_nobodys())
+            }
+        };
+        !word.is_frozen() && stays()
     })
 }
 
@@ -114,7 +150,7 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
 }
 
 /// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can
-/// be done. `None` if the run has become hollow.
+/// be done. `None` if the run has become hollow: it is nobody's to empty but who takes it back.
 fn hold_and_empty<'a>(
     core: &'a Core,
     run: FrameNumber,
@@ -129,7 +165,7 @@ fn hold_and_empty<'a>(
     let mut at = block.start;
     // Ends: each turn advances by at least a frame.
     while at < block.end {
-        at = empty_some(core, run, at..block.end, &map, |order| core.frames.alloc(order), woken);
+        at = empty_some(core, run, at..block.end, &map, woken);
     }
     Some(held)
 }
@@ -141,7 +177,6 @@ pub(crate) fn empty_some(
     run: FrameNumber,
     frames: Range<u32>,
     map: &RunMap,
-    place: impl Fn(Order) -> Option<FrameNumber>,
     woken: &mut Woken,
 ) -> u32 {
     let mut at = frames.start;
@@ -149,15 +184,14 @@ pub(crate) fn empty_some(
     let mut places = Vec::with_capacity(Candidates::MAX);
     while at < frames.end && folios.len() < Candidates::MAX {
         let head = FrameNumber(run.0 + at);
-        let folio = Candidate::of(&core.frames, head);
-        let there =
-            folio.identity.mapping != MAPPING_NONE && !core.frames.frame(head).is_changing();
+        let (folio, frame) = (Candidate::of(&core.frames, head), core.frames.frame(head));
+        let there = folio.identity.mapping != MAPPING_NONE && !frame.is_changing();
         if map.contains(at) || !there {
             at += 1;
             continue;
         }
         at += folio.identity.order.frames();
-        if let Some(place) = place(folio.identity.order) {
+        if let Some(place) = core.frames.alloc_to_move(frame, folio.identity.order) {
             folios.push(folio);
             places.push(place);
         }

@@ -86,7 +86,8 @@ fn evict_to_high(core: &Core) {
             break;
         }
         // First what nobody uses.
-        let taken = !mutant::on(Mutant::EvictsFirst) && core.take_run_back();
+        let taken =
+            !mutant::on(Mutant::EvictsFirst) && core.take_run_back(core.pressure.high_frames);
         if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
             break;
         }
@@ -100,12 +101,19 @@ mod tests {
 
     use super::evict_to_high;
     use crate::base::mutant::{self, Mutant};
+    use crate::frames::Order;
+    use crate::pages::core::Core;
+    use crate::pages::reclaim;
     use crate::source::Memory;
     use crate::{Cache, Hint, Options};
 
-    /// The evictions of one turn, while the arena has a little less than it wants, and runs are
-    /// lent that nobody uses.
-    fn evictions_beside_unused_runs(mutant: Option<Mutant>) -> u64 {
+    /// The evictions by `step`, while the arena has a little less than so many pages free, and runs
+    /// are lent that nobody uses.
+    fn evictions_beside_unused_runs(
+        mutant: Option<Mutant>,
+        free: impl Fn(&Core) -> u32,
+        step: impl Fn(&Core),
+    ) -> u64 {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();
         let core = cache.core();
         assert!(core.frames.hollow_out_run() && core.frames.hollow_out_run());
@@ -113,7 +121,7 @@ mod tests {
         file.advise(0..0, Hint::Random).unwrap();
         let mut page = 0;
         // Ends: each page takes a frame.
-        while core.frames.free_frames() >= core.pressure.high_frames {
+        while core.frames.free_frames() >= free(core) {
             file.read_at(&mut [0], page * 4096).unwrap();
             page += 1;
         }
@@ -121,13 +129,29 @@ mod tests {
             core.frames.free_frames() >= core.pressure.low_frames,
             "the daemon is at work, too"
         );
-        mutant::with(mutant, || evict_to_high(core));
+        mutant::with(mutant, || step(core));
         cache.stats().evictions
     }
 
     #[test]
     fn runs_that_nobody_uses_go_back_before_anything_is_evicted() {
-        assert_eq!(evictions_beside_unused_runs(None), 0);
-        assert!(evictions_beside_unused_runs(Some(Mutant::EvictsFirst)) > 0);
+        let evictions = |mutant| {
+            evictions_beside_unused_runs(mutant, |core| core.pressure.high_frames, evict_to_high)
+        };
+        assert_eq!(evictions(None), 0);
+        assert!(evictions(Some(Mutant::EvictsFirst)) > 0);
+    }
+
+    #[test]
+    fn runs_that_nobody_uses_go_back_before_anything_is_evicted_for_a_large_folio() {
+        let evictions = |mutant| {
+            let a_run = |_: &Core| Order::MAX.frames();
+            evictions_beside_unused_runs(mutant, a_run, |core| {
+                let got = reclaim::allocate(core, Order::MAX, true).unwrap().unwrap();
+                core.give_back(got.0);
+            })
+        };
+        assert_eq!(evictions(None), 0);
+        assert!(evictions(Some(Mutant::LargeEvictFirst)) > 0);
     }
 }

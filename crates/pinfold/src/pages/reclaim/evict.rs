@@ -61,7 +61,7 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
         }
     }
     core.end_turns(turns);
-    core.take_run_back();
+    core.take_run_back(core.pressure.high_frames);
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
         // It may free more than it takes.

@@ -40,10 +40,10 @@ pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 #[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
 pub(crate) use compact::empty_run;
-#[cfg(all(feature = "map", not(loom)))]
-pub(crate) use compact::empty_some;
 #[cfg(all(test, shuttle))]
 pub(crate) use compact::make_block;
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) use compact::{empty_some, hollow_out};
 #[cfg(not(loom))]
 pub(crate) use copies::{Copied, allocate_copy};
 #[cfg(all(feature = "map", not(loom)))]
@@ -106,7 +106,7 @@ pub(crate) fn allocate(
     }
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
-    core.take_run_back();
+    core.take_run_back(core.pressure.high_frames);
     let evict_first = if needed { evict } else { evict_at_once };
     evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     let mut patience = Patience::new(core);
@@ -162,9 +162,12 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
         return None;
     }
     // Large folios leave large pieces. But small ones would leave ever more small ones.
-    if core.frames.free_frames() < core.pressure.high_frames + 2 * order.frames() {
+    let enough = core.pressure.high_frames + 2 * order.frames();
+    if core.frames.free_frames() < enough {
         let evict = if needed { evict } else { evict_at_once };
-        evict(core, order.frames(), EFFORT_MAX);
+        if mutant::on(Mutant::LargeEvictFirst) || !core.take_run_back(enough) {
+            evict(core, order.frames(), EFFORT_MAX);
+        }
         let got = core.frames.alloc(order);
         if got.is_some() {
             return got;

@@ -37,7 +37,7 @@ use crate::error::{Cause, Result};
 use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
 use crate::map::space::vma::FaultAccess;
-use crate::map::{lend, lent};
+use crate::map::{bring, lent};
 use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
 use crate::mapped::task::{Waiter, now};
@@ -113,7 +113,7 @@ impl Area {
                     return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
                 }
                 OwnLook::Absent(run) => {
-                    let bringing = lend::bringing(core, run.pages as u32, waiter).await;
+                    let bringing = bring::bringing(core, run.pages as u32, waiter).await;
                     match self.fill(handle, page, run, access, Some(waiter)).await? {
                         Filled::Came => return Ok(()),
                         Filled::Faster => {}
@@ -147,7 +147,7 @@ impl Area {
                 OwnLook::Absent(run)
                     if matches!(run.state, PageState::Swapped(_) | PageState::Lost) =>
                 {
-                    let _bringing = now(lend::bringing(core, 1, Waiter::Thread));
+                    let _bringing = now(bring::bringing(core, 1, Waiter::Thread));
                     let alone = RunToBring { is_replaced: true, ..RunToBring::of(page, run.state) };
                     if self.replace(handle, &alone, bytes)? {
                         return Ok(());

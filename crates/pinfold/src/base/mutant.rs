@@ -143,7 +143,7 @@ mutants! {
     /// Pages are evicted for a large folio though there is lent memory that nobody uses.
     LargeEvictFirst,
     /// A run in which something is in use that is mapped is not lent.
-    UsedKeepFromLending,
+    UsedStaysUnhollow,
     /// A run is lent though what is in use in it has its bytes there.
     HollowOutUsed,
     /// The arena may have a huge page where hollow folios have frames.

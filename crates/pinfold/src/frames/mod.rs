@@ -398,7 +398,7 @@ impl Frames {
 
     /// Takes all free frames of one of `whole_runs` off the free lists, so that the run can be
     /// emptied. Frames that are freed in it later are held, too, until the [`HeldRun`] is turned
-    /// into a folio, lent or dropped. `None` if a run is held already.
+    /// into a folio, made hollow or dropped. `None` if a run is held already.
     #[must_use = "dropping it gives the frames back at once"]
     pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
         let whole = self.runs.is_whole(run);

@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_run_is_lent_again_beside_what_is_held_in_it() {
         assert!(is_lent_beside_what_is_held(None));
-        assert!(!is_lent_beside_what_is_held(Some(Mutant::UsedKeepFromLending)));
+        assert!(!is_lent_beside_what_is_held(Some(Mutant::UsedStaysUnhollow)));
     }
 
     /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these

@@ -36,7 +36,7 @@ pub(crate) fn compact(core: &Core) -> bool {
 /// Makes a run hollow, with the hollow folios in it; false if that is impossible.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn hollow_out(core: &Core) -> bool {
-    candidates(core, !mutant::on(Mutant::UsedKeepFromLending)).any(|run| {
+    candidates(core, !mutant::on(Mutant::UsedStaysUnhollow)).any(|run| {
         let mut woken = Woken::default();
         let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
         match held.map(HeldRun::into_folio) {

@@ -92,10 +92,10 @@
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
 //! | an access to a map | as a miss, if the page is not cached; with [handler threads](Space::new) also until one of those threads is free |
-//! | `map_file`, `remap`, the drop of a map | another such call of the same space, and faults that look for a page of the map. For no read |
+//! | the drop of a map | faults that look for a page of the map. For no read |
 //! | [`Map::hold`] | as `get`, for each absent page; older versions of its pages that are in use |
 //! | `AnonMap`: `read_at`, `write_at`, `hold`, `advise` with `WillNeed` | as a miss, for each absent page |
-//! | `AnonMap`: `page_out`, `discard`, `protect`, the drop | writes of its pages to the swap that are under way; `page_out` writes itself |
+//! | `AnonMap`: `page_out`, `discard`, the drop | writes of its pages to the swap that are under way; `page_out` writes itself |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads, or writes to the swap, are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
@@ -243,9 +243,9 @@ pub use map::space::SpaceOptions;
 #[cfg(feature = "map")]
 pub use map::space::SpaceStats;
 #[cfg(all(feature = "map", not(loom)))]
-pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space};
+pub use map::space::{AnonMap, HeldBytes, HeldRange, Map, Space};
 #[cfg(all(feature = "map", feature = "testing"))]
-pub use map::space::{FaultIo, FaultLock, LockWaits};
+pub use map::space::{FaultIo, FaultLock, LockWaits, SpaceLocks};
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};

@@ -50,7 +50,7 @@ const STAND_INS: [&str; 2] =
     ["crates/pinfold/src/base/sync/locks.rs", "crates/pinfold/src/mapped/none.rs"];
 
 /// Features that are on where modules' needs are asked for.
-const ON: [(&str, bool); 1] = [("map", true)];
+const ON: [(&str, bool); 2] = [("map", true), ("testing", true)];
 
 /// Where comments and documents name files.
 const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main.rs"];

@@ -191,13 +191,13 @@ pub fn counted(stats: &SpaceStats) -> Vec<Figure> {
         figure("faults", stats.faults as f64),
         figure("retries", stats.retries as f64),
         figure("retry_io_miss", percent(stats.retry_io_miss, stats.retries)),
-        figure("retry_space_lock", stats.retry_space_lock as f64),
+        figure("retry_space_lock", stats.locks.retries as f64),
     ];
     let locks = [
-        ("vma", "readers", &stats.map_readers),
-        ("vma", "writers", &stats.map_writers),
-        ("space", "readers", &stats.space_readers),
-        ("space", "writers", &stats.space_writers),
+        ("vma", "readers", &stats.locks.map_readers),
+        ("vma", "writers", &stats.locks.map_writers),
+        ("space", "readers", &stats.locks.space_readers),
+        ("space", "writers", &stats.locks.space_writers),
     ];
     for (of, by, waits) in locks {
         let LockWaits { acquired, waited, wait_ns, by_decade, .. } = *waits;

@@ -98,7 +98,7 @@ impl Faults {
             // Who asks may have ended: nobody wants the answers.
             match command {
                 Command::Add(uffd, mappings, peer, reply) => {
-                    let added = self.clients.add(uffd, &mappings, 0);
+                    let added = self.clients.add(uffd, &mappings);
                     match added {
                         Ok(client) => {
                             self.peers.insert(client, (peer, 0));

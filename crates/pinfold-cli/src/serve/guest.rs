@@ -173,18 +173,7 @@ impl Guest {
         let bytes = usize::try_from(bytes).context("more memory than addresses")?;
         let shared = shared.context("the server has sent no memory file")?;
         let uffd = ready_userfaultfd()?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        let start = if memory == ClientMemory::Shared {
-            // SAFETY: a new mapping. The server alone can change the file, and does not change a
-            // page that is there.
-            unsafe { mmap(anywhere, bytes, prot, flags, &shared, 0) }
-        } else {
-            // SAFETY: a new mapping.
-            unsafe { mmap_anonymous(anywhere, bytes, prot, flags) }
-        };
-        let start = NonNull::new(start.context("cannot map the memory")?.cast::<u8>())
-            .context("mapped at address 0")?;
+        let start = map(bytes, (memory == ClientMemory::Shared).then_some(&shared))?;
         let guest = Guest { start, bytes, uffd: Some(uffd), memory };
         // A child would have the range without the userfaultfd.
         // SAFETY: the mapping made above.
@@ -214,11 +203,7 @@ impl Guest {
     pub fn of_file(path: &Path) -> Result<Self> {
         let file = std::fs::File::open(path)?;
         let bytes = usize::try_from(file.metadata()?.len().next_multiple_of(4096))?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping. Nobody changes the file.
-        let start = unsafe { mmap(anywhere, bytes, prot, flags, &file, 0) }?;
-        let start = NonNull::new(start.cast::<u8>()).context("mapped at address 0")?;
+        let start = map(bytes, Some(&file.into()))?;
         Ok(Guest { start, bytes, uffd: None, memory: ClientMemory::Private })
     }
 
@@ -232,11 +217,7 @@ impl Guest {
         let source = Guest::of_file(path)?;
         let bytes = source.bytes;
         let uffd = ready_userfaultfd()?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping.
-        let start = unsafe { mmap_anonymous(anywhere, bytes, prot, flags) }?;
-        let start = NonNull::new(start.cast::<u8>()).context("mapped at address 0")?;
+        let start = map(bytes, None)?;
         let thread_uffd = uffd.try_clone()?;
         let guest = Guest { start, bytes, uffd: Some(uffd), memory: ClientMemory::Private };
         guest.register()?;
@@ -290,6 +271,20 @@ impl Drop for Guest {
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "its own range is valid to unmap: {unmapped:?}");
     }
+}
+
+/// A new private mapping of the file, or anonymous memory. Nobody changes pages of the file that are
+/// there.
+fn map(bytes: usize, file: Option<&OwnedFd>) -> Result<NonNull<u8>> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    let start = match file {
+        // SAFETY: a new mapping.
+        Some(file) => unsafe { mmap(anywhere, bytes, prot, flags, file, 0) },
+        // SAFETY: as above.
+        None => unsafe { mmap_anonymous(anywhere, bytes, prot, flags) },
+    };
+    NonNull::new(start.context("cannot map the memory")?.cast()).context("mapped at address 0")
 }
 
 /// Serves faults of the memory at `start` from `source`, for ever.

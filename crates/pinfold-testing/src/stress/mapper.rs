@@ -122,7 +122,7 @@ impl<'a> Mapper<'a> {
 
     // ---- changes ----
 
-    /// Maps, unmaps, changes the range, or forbids access for a while.
+    /// Maps, unmaps, or forbids access for a while.
     fn change(&mut self, slot: usize) -> Checked {
         let shared = self.shared;
         self.desk.wait_for_map();
@@ -132,37 +132,18 @@ impl<'a> Mapper<'a> {
             return Ok(());
         };
         let subject = &shared.subjects.all[mapped.subject];
-        match self.rng.u32(0..8) {
-            0..3 => {
-                self.desk.begin(Doing::Unmap, subject.number, mapped.map.range().start, 0);
-                let mapped = slot.take().expect("looked at above");
-                drop(mapped.map);
-                shared.watch.count(Doing::Unmap, 1);
-                *slot = self.map()?;
-            }
-            3..6 => {
-                let old = mapped.map.range();
-                // Often only the end.
-                let new = self.range(subject);
-                let new =
-                    if self.rng.bool() && new.end > old.start { old.start..new.end } else { new };
-                self.desk.begin(Doing::Remap, subject.number, new.start, new.end - new.start);
-                match mapped.map.remap(new.clone()) {
-                    Ok(()) => assert_eq!(mapped.map.range(), new, "it maps what it was asked for"),
-                    Err(error) => {
-                        self.excuse_length(subject, &error)?;
-                        assert_eq!(mapped.map.range(), old, "after an error it is as before");
-                    }
-                }
-                shared.watch.count(Doing::Remap, 1);
-            }
-            _ => {
-                let start = mapped.map.range().start;
-                self.desk.begin(Doing::Protect, subject.number, start, 0);
-                let copied = mapped.while_unreadable(|| self.copy(mapped, subject, 0, 1000));
-                copied.map_err(|error| self.unexpected(&error))??;
-                shared.watch.count(Doing::Protect, 1);
-            }
+        let start = mapped.map.range().start;
+        if self.rng.u32(0..8) < 6 {
+            self.desk.begin(Doing::Unmap, subject.number, start, 0);
+            let mapped = slot.take().expect("looked at above");
+            drop(mapped.map);
+            shared.watch.count(Doing::Unmap, 1);
+            *slot = self.map()?;
+        } else {
+            self.desk.begin(Doing::Protect, subject.number, start, 0);
+            let copied = mapped.while_unreadable(|| self.copy(mapped, subject, 0, 1000));
+            copied.map_err(|error| self.unexpected(&error))??;
+            shared.watch.count(Doing::Protect, 1);
         }
         Ok(())
     }

@@ -66,7 +66,6 @@ pub(super) enum Doing {
     Pin,
     Unpin,
     Map,
-    Remap,
     Protect,
     Unmap,
     Access,
@@ -81,7 +80,7 @@ pub(super) enum Doing {
     Foreign,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 42] = [
+pub(super) const DOINGS: [(Doing, &str); 41] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -111,7 +110,6 @@ pub(super) const DOINGS: [(Doing, &str); 42] = [
     (Doing::Pin, "ranges pinned"),
     (Doing::Unpin, "pinned ranges looked at again"),
     (Doing::Map, "maps made"),
-    (Doing::Remap, "maps changed"),
     (Doing::Protect, "maps made unreadable for a while"),
     (Doing::Unmap, "maps unmapped"),
     (Doing::Access, "accesses to maps, of one cell"),

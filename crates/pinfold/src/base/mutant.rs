@@ -297,9 +297,7 @@ mutants! {
     TurnWithoutEnd,
     /// The time in which a page is read again counts as a lack of memory.
     ShortWhileRead,
-    /// An owner that makes the thread sleep does not rest.
-    NobodyRests,
-    /// Clients that wait for their owner's reads are not looked after when these have ended.
+    /// Clients that wait for reads of others are not looked after when these have ended.
     WaitingForgotten,
     /// Each round looks at all clients.
     IdleLookedAt,
@@ -313,7 +311,7 @@ mutants! {
     RestsWithoutEnd,
     /// A fault of a client that has to be tried again is not.
     RestForgotten,
-    /// Each client of an owner may have as many pieces as all together.
+    /// Each client may have as many pieces as all together.
     PiecesOfEach,
     /// All reads that a client's faults wait for are begun at once.
     AllReadsBegun,

@@ -1,14 +1,8 @@
-//! Reading around an absent page of a mapped access.
-//!
-//! What such an access wants next, the kernel does not say, and an image that is touched when it
-//! starts is wanted as a whole. So the absent pages of the aligned 128 KiB are read with the page,
-//! which is what Linux reads around a fault by default; but only as long as that displaces nothing,
-//! and unless the program has said how it reads. Of a file that does not fit in the cache,
-//! something will be displaced later: there three quarters of the block have to be cached already.
-//! Best effort: who wants one of these pages and does not get it reads it alone, and sees the
-//! error.
-//!
-//! Belongs here: which pages, and when.
+//! Reading around an absent page of a mapped access: the absent pages of the aligned 128 KiB, as Linux
+//! does by default; but only as long as that displaces nothing, and unless the program has said how
+//! it reads. Of a file that does not fit in the cache, three quarters of the block have to be cached
+//! already. Best effort: who wants one of these pages and does not get it reads it alone, and sees
+//! the error.
 
 use std::ops::Range;
 
@@ -19,7 +13,6 @@ use crate::pages::fill;
 use crate::pages::handle::Handle;
 use crate::pages::stream::Plan;
 
-/// The pages of an aligned block.
 pub(crate) const PAGES: u64 = 32;
 
 /// Nothing is read around a page unless this part of the budget is unused.

@@ -1,16 +1,11 @@
 //! A cache, its files and what a `change` mutex guards, as mapped memory sees them: the mirror of a
 //! file, the states of own memory, the swap, and the folios that are kept after an access.
-//!
-//! Belongs here: what every module of `map/` asks of these. What the cache proper asks is
-//! `outside.rs`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::frames::FrameNumber;
@@ -22,12 +17,10 @@ use crate::pages::mapping::{Changing, Mapping};
 use crate::source::{Backing, Source};
 
 impl Core {
-    /// Where own memory goes that is paged out.
     pub(crate) fn own_swap(&self) -> Option<&Swap> {
         self.mapped.swap.as_ref()
     }
 
-    /// Gives back slots of the swap that are of no more use.
     pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
         if let Some(swap) = self.own_swap() {
             for unused in unused {
@@ -62,9 +55,6 @@ impl Core {
 
 impl Mapping {
     /// Its mirror, made by the first call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`].
     pub(crate) fn mirror(&self, core: &Core) -> Result<&Arc<Mirror>> {
         if let Some(mirror) = self.mirror_if_made() {
             return Ok(mirror);
@@ -79,7 +69,6 @@ impl Mapping {
         Ok(self.mirror_of_folios())
     }
 
-    /// Its mirror, if it has one by now.
     pub(crate) fn mirror_if_made(&self) -> Option<&Arc<Mirror>> {
         self.mapped.mirror.get()
     }
@@ -102,7 +91,6 @@ impl Mapping {
         assert!(self.mapped.own.set(memory).is_ok(), "a mapping has one memory");
     }
 
-    /// The memory of its pages, if they are the program's own.
     pub(crate) fn own(&self) -> Option<&Arc<dyn OwnMemory>> {
         self.mapped.own.get()
     }

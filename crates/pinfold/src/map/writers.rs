@@ -16,7 +16,6 @@ use crate::pages::residency::Candidate;
 /// How many there are: so many writes are under way at once.
 const THREADS: usize = 2;
 
-/// Their name.
 const NAME: &str = "pinfold-swap";
 
 fn folios(pages: &[Page]) -> Vec<Candidate> {
@@ -24,9 +23,6 @@ fn folios(pages: &[Page]) -> Vec<Candidate> {
 }
 
 /// Starts the threads. They do not keep `core` alive, and end with it.
-///
-/// # Errors
-/// The system does not start one.
 pub(super) fn start(core: &Arc<Core>) -> Result<()> {
     for _ in 0..THREADS {
         let (pages, weak) = (core.mapped.to_write.pages(), Arc::downgrade(core));

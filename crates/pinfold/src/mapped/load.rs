@@ -1,17 +1,13 @@
 //! Load control: how many pages threads bring at a time for their mapped accesses.
 //!
 //! Where many threads bring pages into little memory, each evicts what the others have just brought
-//! and not yet used, and nearly all work is in vain: Denning's thrashing ("Thrashing: its causes
-//! and prevention", 1968). His remedy is that fewer go on at a time. So what is being brought is at
-//! most a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order in which they
-//! came. Where memory is plenty or threads are few nobody ever waits.
-//!
-//! A thread that goes on where it was is about to use what it has brought, so it had better not
-//! wait now. Those that come may pass those that wait, as long as none has waited for [`PATIENT`].
+//! and not yet used (Denning, "Thrashing: its causes and prevention", 1968). So what is being brought
+//! is at most a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order in which
+//! they came. Those that come may pass those that wait, as long as none has waited for [`PATIENT`]: a
+//! thread that goes on where it was is about to use what it has brought.
 //!
 //! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep
-//! others from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress
-//! rests.
+//! others from theirs. `may_wait_with` has the bound on which progress rests.
 //!
 //! The tasks of handler threads wait in the same queue ([`Queued`]). Nothing wakes a task because
 //! others take long; so it looks again after a while ([`LOOK_AGAIN`]).
@@ -41,14 +37,12 @@ const PATIENT: Duration = Duration::from_millis(20);
 /// Threads sleep on several condition variables: to wake one wakes few others.
 const BEDS: usize = 64;
 
-/// The threads that bring pages.
 #[derive(Debug)]
 pub(crate) struct Load {
     pages_max: u32,
     patient: Duration,
     long: Duration,
-    /// No other lock is taken under it. It is taken under the locks of maps, and with
-    /// `FaultIo::Hold` threads wait under these.
+    /// No other lock is taken under it.
     state: Mutex<LoadState>,
     /// The thread with number n sleeps on the one with number n modulo their number.
     turn: [Condvar; BEDS],
@@ -61,16 +55,13 @@ struct LoadState {
     /// What was begun and has neither ended nor taken long, by number: the oldest first.
     under_way: BTreeMap<u64, BegunRead>,
     waiting: VecDeque<LoadWaiter>,
-    /// The number of the next one.
     next: u64,
 }
 
-/// A thread or a task that waits.
 #[derive(Debug)]
 struct LoadWaiter {
     number: u64,
     since: Instant,
-    /// A task's.
     waker: Option<Waker>,
 }
 
@@ -80,7 +71,6 @@ struct BegunRead {
     since: Instant,
 }
 
-/// Pages that a thread brings, until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropped at once, nothing is brought"]
 pub(crate) struct Bringing<'a> {
@@ -89,7 +79,6 @@ pub(crate) struct Bringing<'a> {
 }
 
 impl Load {
-    /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
         Load::with(frames / SHARE, PATIENT, LONG)
     }
@@ -142,7 +131,6 @@ impl Load {
         Bringing { load: self, number }
     }
 
-    /// Wakes whoever has waited longest.
     fn wake_first(&self, mut state: MutexGuard<'_, LoadState>) {
         let Some(first) = state.waiting.front_mut() else { return };
         self.turn[first.number as usize % BEDS].notify_all();
@@ -157,7 +145,6 @@ impl Load {
 pub(crate) struct Queued<'a> {
     load: &'a Load,
     pages: u32,
-    /// Its number, once it waits.
     number: Option<u64>,
 }
 

@@ -16,6 +16,7 @@
 //! recent    what mapped accesses brought last, kept for a while
 //! task      waiting for a fault: by a thread in place, or by a task of a handler
 //! uffd/     a userfaultfd: registering, copying, waking, poisoning
+//! reserved  addresses that a map has for itself
 //! pagemap   what the kernel's page table has at an address
 //! ```
 
@@ -26,6 +27,7 @@ pub(crate) mod pagemap;
 pub(crate) mod parts;
 pub(crate) mod pieces;
 pub(crate) mod recent;
+pub(crate) mod reserved;
 pub(crate) mod swap;
 pub(crate) mod task;
 pub(crate) mod to_write;

@@ -37,8 +37,6 @@ impl MappedOfCache {
         MappedOfCache {}
     }
 
-    /// # Errors
-    /// None.
     #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "as with maps")]
     pub(crate) fn open(&mut self, _: &Options, _: &Arc<Engine>) -> Result<()> {
         Ok(())

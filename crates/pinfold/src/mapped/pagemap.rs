@@ -15,7 +15,6 @@ use crate::frames::PAGE_BYTES;
 #[derive(Debug)]
 pub(crate) struct Pagemap(File);
 
-/// What the page table has for one page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PagemapEntry(u64);
 
@@ -57,10 +56,6 @@ impl Pagemap {
         File::open("/proc/self/pagemap").map(Pagemap)
     }
 
-    /// The entry of the page at `address`.
-    ///
-    /// # Errors
-    /// The system has no memory for the answer.
     pub(crate) fn entry(&self, address: usize) -> io::Result<PagemapEntry> {
         let mut entry = [0; ENTRY_BYTES];
         self.read(address, &mut entry)?;
@@ -68,9 +63,6 @@ impl Pagemap {
     }
 
     /// The entries of all pages at these addresses, by one system call.
-    ///
-    /// # Errors
-    /// As [`entry`](Self::entry).
     pub(crate) fn entries(&self, at: &Range<usize>) -> io::Result<Vec<PagemapEntry>> {
         let mut entries = vec![0; at.len() / PAGE_BYTES * ENTRY_BYTES];
         self.read(at.start, &mut entries)?;

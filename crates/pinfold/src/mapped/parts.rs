@@ -41,7 +41,6 @@ pub(crate) struct MappedOfCache {
     /// How many folios were lent so far: where that goes on, lent memory is not lacking.
     pub(crate) lent: AtomicU64,
     uffd: OnceLock<Arc<Uffd>>,
-    /// Where own memory goes that is paged out.
     pub(crate) swap: Option<Swap>,
 }
 
@@ -62,7 +61,6 @@ pub(crate) struct MappedStates {
 }
 
 impl MappedOfCache {
-    /// Of a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
         MappedOfCache {
             leftovers: Leftovers::new(),
@@ -81,35 +79,18 @@ impl MappedOfCache {
     }
 
     /// Makes the swap, if there is to be one. Before the cache is shared.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub(crate) fn open(&mut self, options: &Options, engine: &Arc<Engine>) -> Result<()> {
         self.swap = swap::open(options, engine)?;
         Ok(())
     }
 
-    /// Tells what has happened to the swap.
     pub(crate) fn count(&self, stats: &mut Stats) {
-        let swap = self.swap.as_ref().map(Swap::stats).unwrap_or_default();
-        stats.swap_bytes = swap.total_bytes;
-        stats.swap_used_bytes = swap.used_bytes;
-        stats.swap_pages_written = swap.pages_written;
-        stats.swap_writes = swap.writes;
-        stats.swap_pages_read = swap.pages_read;
-        stats.swap_reads = swap.reads;
-        stats.swap_zeros = swap.zeros;
-        stats.swap_stored_meanwhile = swap.stored_meanwhile;
-        stats.swap_full = swap.full;
-        stats.swap_write_errors = swap.write_errors;
-        stats.swap_read_errors = swap.read_errors;
-        stats.swap_last_error = swap.last_error;
+        if let Some(swap) = &self.swap {
+            swap.count(stats);
+        }
     }
 
     /// What the cache's own views of mirrors are registered with, made by the first call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
         if self.uffd.get().is_none() {
             // One that another thread made meanwhile is as good.

@@ -16,13 +16,11 @@ const PIECE_PAGES_MIN: u64 = Order::MAX.frames() as u64;
 /// The length of the longest: its page tables are walked, and most are empty.
 const PIECE_PAGES_MAX: u64 = PIECE_PAGES_MIN << 6;
 
-/// The most pieces that wait.
 const PIECES_MAX: usize = 1024;
 
 /// A piece of a file, which begins at a multiple of its length, or what is left of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The number of the file's mapping.
     pub(crate) mapping: u32,
     pub(crate) pages: Range<u64>,
 }
@@ -54,7 +52,6 @@ impl Piece {
 /// The pieces that one eviction takes.
 #[derive(Debug, Default)]
 pub(crate) struct PieceTurns {
-    /// What is left of the piece whose turn it is.
     pub(crate) now: Option<Piece>,
     /// Pieces in a row of which all was used.
     pub(crate) used: u32,
@@ -63,7 +60,6 @@ pub(crate) struct PieceTurns {
 }
 
 impl PieceTurns {
-    /// Whether it is some piece's turn.
     pub(crate) fn has_piece(&self) -> bool {
         self.now.is_some()
     }
@@ -114,7 +110,6 @@ impl Pieces {
         Pieces(Mutex::new(Known::default()))
     }
 
-    /// Whether some of `piece` waits, or has its turn.
     pub(crate) fn has(&self, piece: &Piece) -> bool {
         self.0.lock().has(piece)
     }
@@ -146,7 +141,6 @@ impl Pieces {
         self.0.lock().take_first()
     }
 
-    /// The turn of a piece is over.
     pub(crate) fn end(&self, piece: &Piece) {
         self.0.lock().end(piece);
     }

@@ -1,20 +1,13 @@
 //! The folios that mapped accesses have brought last, kept from eviction until others take their
 //! place.
 //!
-//! A page that was brought for a mapped access is accessed when the fault has ended. Where memory
-//! is so short that it would be evicted before that, threads could bring pages for ever, and none
-//! get on. So the cache keeps references to the last few folios: [`KEPT_MAX_BYTES`], or a 16th of
-//! the budget if that is less.
-//!
-//! That is a bound, and no promise to a single thread: one that does not run while so many others
-//! bring their pages may have to bring its own once more. But whoever brings a page and runs gets
-//! on.
+//! Where memory is so short that a page would be evicted before its access is repeated, threads
+//! could bring pages for ever, and none get on. So the cache keeps references to the last few
+//! folios: [`KEPT_MAX_BYTES`], or a 16th of the budget if that is less.
 //!
 //! A folio that leaves its file is let go of (`freeze/users.rs`): the kernel would go on mapping
 //! its bytes as long as it has a user. So is whatever a pin has to move, and what is in a run that
-//! the arena takes back.
-//!
-//! Who keeps and lets go of references is `map/of.rs`; here are their numbers.
+//! the arena takes back. Who keeps and lets go of references is `map/of.rs`.
 
 use std::collections::VecDeque;
 // Not from `crate::base::sync`: loom's caches keep nothing here, and would pay for it with each
@@ -44,7 +37,6 @@ struct RecentQueue {
 }
 
 impl Recent {
-    /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
         let most_bytes = (frames as usize * PAGE_BYTES / 16).min(KEPT_MAX_BYTES);
         Recent { most_bytes, kept: Mutex::default(), len: AtomicUsize::new(0) }
@@ -72,7 +64,6 @@ impl Recent {
         gone
     }
 
-    /// Takes out those that `goes` says.
     pub(crate) fn take(&self, goes: impl Fn(FrameNumber) -> bool) -> Vec<FrameNumber> {
         fence(Ordering::SeqCst); // pairs with the one in `keep`
         if self.len.load(Ordering::Relaxed) == 0 {

@@ -1,9 +1,6 @@
 //! How a mapped access is waited for: by a thread, in place, or by a task of a handler thread,
-//! which serves others meanwhile.
-//!
-//! What either of them runs is an `async fn` that takes a [`Waiter`], and asks it wherever it
-//! waits. With [`Waiter::Thread`] it never pends, so [`now`] runs it. A task also rests: [`Rests`]
-//! are the timers of one handler thread.
+//! which serves others meanwhile. Either runs an `async fn` that takes a [`Waiter`]. With
+//! [`Waiter::Thread`] it never pends, so [`now`] runs it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,17 +8,15 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Who waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiter<'r> {
     /// The calling thread, in the call.
     Thread,
     /// A task of the handler thread with these timers. It blocks the thread for locks and copies
-    /// alone, but with `FaultIo::Hold`.
+    /// alone.
     Task(&'r Rests),
 }
 
-/// Runs what waits as a thread does.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut context) {

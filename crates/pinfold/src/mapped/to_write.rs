@@ -71,7 +71,6 @@ impl ToWrite {
         self.pages.now.lock().all.is_empty()
     }
 
-    /// A writing thread's side.
     pub(crate) fn pages(&self) -> Arc<PagesToWrite> {
         self.pages.clone()
     }

@@ -1,43 +1,36 @@
-//! A userfaultfd: opening one, asking for features, registering, copying, waking, poisoning.
-//!
-//! The system calls, and why the system refuses them.
-//!
-//! Ranges are registered for `MISSING` alone: the kernel maps by itself what is in a memfd, and
-//! asks only for what is not. How it asks is chosen for the whole descriptor: by SIGBUS in the
-//! thread that faults, or by a message.
+//! A userfaultfd: opening one, registering, copying, waking, poisoning, and why the system refuses
+//! that. Ranges are registered for `MISSING` alone: the kernel maps by itself what is in a memfd.
 
 #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "numbers of the kernel's"))]
 pub(crate) mod abi;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Setter, Updater, ioctl};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use abi::{
     API, Api, COPY_QUIETLY, Copy, EVENT_PAGEFAULT, FAULT_WRITE, FEATURE_MISSING_SHMEM,
     FEATURE_POISON, FEATURE_SIGBUS, Install, OP_API, OP_COPY, OP_NEW, OP_POISON, OP_REGISTER,
-    OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY, UffdMsg,
+    OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY, UffdMsg, call,
 };
 
 /// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
 /// the layout of the address space changes.
-pub(crate) const AGAIN_MAX: u32 = 10_000;
+const AGAIN_MAX: u32 = 10_000;
 
 const DEVICE: &str = "/dev/userfaultfd";
 
-/// How the kernel asks for a page.
+/// How the kernel asks for a page, and so who serves the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// By SIGBUS in the thread that faults.
+    /// By SIGBUS in the thread that faults, which serves it.
     Signal,
-    /// By a message, which [`Uffd::next`] takes.
+    /// By a message, which [`Uffd::next`] takes for a thread of the space.
     Message,
 }
 
@@ -52,7 +45,6 @@ impl Ask {
     }
 }
 
-/// An open userfaultfd.
 #[derive(Debug)]
 pub(crate) struct Uffd {
     fd: OwnedFd,
@@ -60,8 +52,6 @@ pub(crate) struct Uffd {
 }
 
 impl Uffd {
-    /// # Errors
-    /// [`ErrorKind::System`].
     pub(crate) fn open(ask: Ask) -> Result<Self> {
         let (fd, serves_system_calls) = match ask {
             // A system call that meets the signal fails with EFAULT in any case.
@@ -86,56 +76,14 @@ impl Uffd {
     /// The range is mapped from a memfd by the caller alone.
     pub(crate) unsafe fn register(&self, start: usize, bytes: usize) -> io::Result<()> {
         let mut register = Register { span: span(start, bytes), mode: REGISTER_MISSING, ioctls: 0 };
-        // SAFETY: the struct is the kernel's for this number.
-        let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
-        // SAFETY: it changes nothing but how faults of the range are served; the caller says whose
-        // it is.
-        let done = unsafe { ioctl(&self.fd, register) };
-        Ok(done?)
-    }
-
-    /// Puts whole pages from `from` into absent ones from `to` on, and returns how many bytes: less
-    /// than asked for where something got between, but at least a page. Each page is there with all
-    /// of its bytes or not at all. Nobody who waits for one is woken.
-    ///
-    /// # Errors
-    /// `EEXIST`: the first page is there. Others if the system has no memory.
-    ///
-    /// # Safety
-    /// The pages from `to` on are registered with this descriptor, and the caller's to fill. The
-    /// bytes can be read, and no thread changes them meanwhile.
-    pub(crate) unsafe fn copy(
-        &self,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-    ) -> io::Result<usize> {
-        let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-        let mut again = 0;
-        // Ends: each turn but the last is one of a bounded number.
-        loop {
-            let mut copy = Copy { to, from, bytes: bytes as u64, mode: COPY_QUIETLY, done: 0 };
-            // SAFETY: the struct is the kernel's for this number.
-            let asked = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
-            // SAFETY: the caller's pages.
-            match unsafe { ioctl(&self.fd, asked) } {
-                Ok(()) => return Ok(bytes),
-                Err(_) if copy.done > 0 => return Ok(copy.done.cast_unsigned() as usize),
-                Err(Errno::AGAIN | Errno::INTR) if again < AGAIN_MAX => {
-                    again += 1;
-                    std::thread::yield_now();
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        // SAFETY: it changes nothing but how faults of the caller's range are served.
+        Ok(unsafe { call::<OP_REGISTER, _>(&self.fd, &mut register) }?)
     }
 
     /// All threads that wait for pages of a range repeat their accesses.
     pub(crate) fn wake(&self, start: usize, bytes: usize) {
-        // SAFETY: the struct is the kernel's for this number.
-        let wake = unsafe { Setter::<OP_WAKE, _>::new(span(start, bytes)) };
         // SAFETY: a thread that is woken in vain faults again.
-        let done = unsafe { ioctl(&self.fd, wake) };
+        let done = unsafe { call::<OP_WAKE, _>(&self.fd, &mut span(start, bytes)) };
         debug_assert!(done.is_ok(), "woken: {done:?}");
     }
 
@@ -146,11 +94,8 @@ impl Uffd {
     /// The page is there by now, or its map is not any more.
     pub(crate) fn poison(&self, start: usize, bytes: usize) -> io::Result<()> {
         let mut poison = Install { span: span(start, bytes), mode: 0, done: 0 };
-        // SAFETY: the struct is the kernel's for this number.
-        let poison = unsafe { Updater::<OP_POISON, _>::new(&mut poison) };
         // SAFETY: it changes only pages that are registered with this descriptor, and absent.
-        let done = unsafe { ioctl(&self.fd, poison) };
-        Ok(done?)
+        Ok(unsafe { call::<OP_POISON, _>(&self.fd, &mut poison) }?)
     }
 
     /// The address that a thread waits for, if one does, and whether it stores there.
@@ -182,7 +127,54 @@ impl AsFd for Uffd {
 }
 
 fn span(start: usize, bytes: usize) -> Span {
-    Span { start: start as u64, bytes: bytes as u64 }
+    Span::from(&(start..start + bytes))
+}
+
+/// Calls until all of the range is done. The error says how many bytes are.
+pub(crate) fn repeat(
+    range: &Range<usize>,
+    mut call: impl FnMut(Range<usize>) -> (rustix::io::Result<()>, i64),
+) -> std::result::Result<(), (usize, io::Error)> {
+    let (mut at, mut again) = (range.start, 0);
+    // Ends: each turn gets on, or is one of a bounded number.
+    while at < range.end {
+        let (result, done) = call(at..range.end);
+        at += usize::try_from(done).unwrap_or(0);
+        match result {
+            Ok(()) => {}
+            Err(Errno::AGAIN | Errno::INTR) if again < AGAIN_MAX => {
+                again += 1;
+                std::thread::yield_now();
+            }
+            Err(errno) => return Err((at - range.start, errno.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Puts whole pages from `from` into absent ones. Each page is there with all of its bytes or not at
+/// all. Nobody is woken.
+///
+/// # Errors
+/// A page is there (`EEXIST`), or there is no memory: the pages before it have come.
+///
+/// # Safety
+/// The pages are registered with this descriptor, and the caller's to fill. The bytes can be read,
+/// and no thread changes them meanwhile.
+pub(crate) unsafe fn copy(
+    uffd: BorrowedFd<'_>,
+    to: &Range<usize>,
+    from: *const u8,
+    mode: u64,
+) -> std::result::Result<(), (usize, io::Error)> {
+    repeat(to, |left| {
+        let from = from.wrapping_add(left.start - to.start).expose_provenance() as u64;
+        let (to, bytes) = (left.start as u64, left.len() as u64);
+        let mut copy = Copy { to, from, bytes, mode: COPY_QUIETLY | mode, done: 0 };
+        // SAFETY: the caller's pages.
+        let result = unsafe { call::<OP_COPY, _>(uffd, &mut copy) };
+        (result, copy.done)
+    })
 }
 
 /// A descriptor with the first of these flags that the system accepts.
@@ -213,7 +205,6 @@ fn by_device(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Agrees with the kernel on the features.
 fn handshake(fd: &OwnedFd, ask: Ask) -> Result<()> {
     let wanted = ask.features().iter().fold(0, |all, (bit, _)| all | bit);
     let Err(cause) = agree(fd, wanted) else { return Ok(()) };
@@ -226,10 +217,8 @@ fn handshake(fd: &OwnedFd, ask: Ask) -> Result<()> {
 
 fn agree(fd: &OwnedFd, features: u64) -> io::Result<u64> {
     let mut api = Api { version: API, features, ioctls: 0 };
-    // SAFETY: the struct is the kernel's for this number.
-    let agree = unsafe { Updater::<OP_API, _>::new(&mut api) };
     // SAFETY: it changes only the descriptor.
-    unsafe { ioctl(fd, agree) }?;
+    unsafe { call::<OP_API, _>(fd, &mut api) }?;
     Ok(api.features)
 }
 

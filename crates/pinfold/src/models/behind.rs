@@ -9,11 +9,12 @@ use std::sync::Arc;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU32, Mutex, Ordering};
 use crate::error::{Error, Result};
-use crate::map::space::fault::{Fault, FaultIo, FaultLock, ServedBy, SpaceShared, Target, serve};
+use crate::map::space::compared::{Compared, FaultIo, FaultLock};
+use crate::map::space::fault::{Fault, SpaceShared, Target, serve};
 use crate::map::space::index::{GRANULE_BYTES, Leaf};
-use crate::map::space::stats::write;
 use crate::map::space::vma::{Mapped, Vma, Wanted, begin, end};
 use crate::mapped::task::Waiter;
+use crate::mapped::uffd::Ask;
 
 const PAGE: u64 = 3;
 
@@ -107,7 +108,7 @@ impl Spaces {
         };
         Spaces {
             shared: (0..files)
-                .map(|_| Arc::new(SpaceShared::new(lock, io, ServedBy::Signal)))
+                .map(|_| Arc::new(SpaceShared::new(Compared::new(lock, io), Ask::Signal)))
                 .collect(),
             leaf: Leaf::new(),
             records: (0..records).map(|_| Vma::new()).collect(),
@@ -122,28 +123,27 @@ impl Spaces {
         let target = Share::new(&self.shared[file], &self.files[file], true);
         let start = file * GRANULE_BYTES;
         let mapped = Mapped { addresses: start..start + 4096, first_page: PAGE, target };
-        let shared = &self.shared[file];
-        let (_layout, _) = write(&shared.layout);
-        begin(&self.records[number as usize], &shared.counters.map_writers, mapped, || {
+        let compared = &self.shared[file].compared;
+        let publish = || {
             self.files[file].is_mapped.store(1, Ordering::SeqCst);
             self.leaf.set(file, Some(number));
-        });
+        };
+        let record = &self.records[number as usize];
+        compared.change_layout(|| begin(record, compared, mapped, publish));
         true
     }
 
     /// Unmaps a file that is mapped, and that no other thread maps or unmaps.
     pub(super) fn unmap(&self, file: usize) {
-        let shared = &self.shared[file];
+        let compared = &self.shared[file].compared;
         let number = self.leaf.get(file).expect("the file is mapped");
-        let (layout, _) = write(&shared.layout);
         let clear = |mapped: &Mapped<Share>| {
             self.leaf.set(mapped.addresses.start / GRANULE_BYTES, None);
             mapped.target.file.is_mapped.store(0, Ordering::SeqCst);
         };
         let release = || self.free.lock().push(number);
         let record = &self.records[number as usize];
-        let ended = end(record, &shared.counters.map_writers, clear, release);
-        drop(layout);
+        let ended = compared.change_layout(|| end(record, compared, clear, release));
         assert!(ended.is_some(), "the map was another one's");
     }
 
@@ -152,7 +152,7 @@ impl Spaces {
         let find = |address: usize| {
             self.leaf.get(address / GRANULE_BYTES).map(|number| &self.records[number as usize])
         };
-        serve(file * GRANULE_BYTES + 17, ServedBy::Signal, find)
+        serve(file * GRANULE_BYTES + 17, Ask::Signal, find)
     }
 
     /// The file's page is evicted.

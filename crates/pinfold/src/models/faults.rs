@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::behind::Spaces;
 use super::{SWAPPED, holds_and_catches};
 use crate::base::mutant::Mutant;
-use crate::map::space::fault::{Fault, FaultIo, FaultLock};
+use crate::map::space::compared::{FaultIo, FaultLock};
+use crate::map::space::fault::Fault;
 
 /// Runs both sides at once on two files and one record, of which the first is mapped.
 fn race(way: (FaultLock, FaultIo), one: fn(&Spaces), other: fn(&Spaces)) {
@@ -82,7 +83,7 @@ fn a_record_is_free_when_nothing_leads_to_it_any_more() {
 fn evicted(lock: FaultLock) {
     let access = |spaces: &Spaces| {
         assert_eq!(spaces.fault(0), Fault::Served);
-        let counted = spaces.shared[0].counters.report(false);
+        let counted = spaces.shared[0].stats(false);
         assert!(counted.retry_io_miss <= counted.retries && counted.changed == 0, "{counted:?}");
     };
     race((lock, FaultIo::Drop), access, |spaces| spaces.evict(0));

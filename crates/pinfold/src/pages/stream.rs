@@ -411,6 +411,12 @@ impl Stream {
         self.state.lock().hint == Some(Hint::Random)
     }
 
+    /// Whether the program has said that it reads in order.
+    #[cfg(feature = "map")]
+    pub(crate) fn is_sequential(&self) -> bool {
+        self.state.lock().hint == Some(Hint::Sequential)
+    }
+
     /// Whether it finds out by itself how the file is read.
     #[cfg(feature = "map")]
     pub(crate) fn guesses(&self) -> bool {

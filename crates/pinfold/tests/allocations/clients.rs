@@ -79,7 +79,7 @@ fn a_round_and_a_fault_on_a_page_that_is_there_allocate_nothing() {
         offset: 0,
         memory: ClientMemory::Shared,
     };
-    clients.add(register(start, bytes), &[mapping], 1).unwrap();
+    clients.add(register(start, bytes), &[mapping]).unwrap();
     let read = touch_all(&mut clients, start);
     // What is kept has its size after this.
     touch_all(&mut clients, start);

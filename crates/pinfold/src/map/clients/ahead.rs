@@ -1,10 +1,6 @@
-//! Pages that are installed in a client's memory before it asks for them: what is read at once, and
-//! in which order.
-//!
-//! The pages of a working set come in the order in which they were touched. Read in that order,
-//! most of them would be a read each. So they are cut into *pieces*: of an aligned 1 MiB the pages
-//! that lie near each other. As long as memory is plenty, a piece is read as a whole, with what is
-//! between its pages. Pieces come in the order of their first touches.
+//! Pages that are installed in a client's memory before it asks for them, cut into *pieces*: of an
+//! aligned 1 MiB the pages that lie near each other. As long as memory is plenty, a piece is read as
+//! a whole, with what is between its pages. Pieces come in the order of their first touches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +17,6 @@ const BLOCK_PAGES: u64 = 256;
 /// Pages that are looked at in one turn, but for those of a last piece. Faults wait for the turn.
 const TURN_PAGES: usize = 64;
 
-/// What is installed ahead, in pieces.
 #[derive(Debug)]
 pub(super) struct AheadPlan {
     /// Those of each piece in rising order.
@@ -50,22 +45,18 @@ impl AheadPlan {
         plan
     }
 
-    /// These pieces.
     pub(super) fn pieces(&self, which: Range<usize>) -> impl Iterator<Item = &[u64]> {
         which.map(|n| &self.pages[self.start(n)..self.ends[n]])
     }
 
-    /// Where in `pages` piece `n` begins.
     fn start(&self, n: usize) -> usize {
         n.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 }
 
-/// How far a client is with it.
 #[derive(Debug)]
 pub(super) struct Ahead {
     pub(super) plan: Arc<AheadPlan>,
-    /// The next piece.
     next: usize,
     /// Turns whose reads are under way.
     pub(super) reads: usize,
@@ -81,12 +72,10 @@ impl Ahead {
         self.next < self.plan.ends.len() && self.reads < AHEAD_MAX
     }
 
-    /// Whether nothing is left to do.
     pub(super) fn is_over(&self) -> bool {
         self.next >= self.plan.ends.len() && self.reads == 0
     }
 
-    /// The pieces of this turn.
     pub(super) fn next(&mut self) -> Option<Range<usize>> {
         if !self.goes_on() {
             return None;

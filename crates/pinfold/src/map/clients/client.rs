@@ -1,6 +1,4 @@
-//! One client: its memory, the faults that wait in it, and what is put there.
-//!
-//! A fault is served by the kind of its region:
+//! One client: its memory, the faults that wait in it, and what is put there, by the kind of region:
 //!
 //! | the page | `Shared` | `Private` |
 //! |---|---|---|
@@ -9,10 +7,8 @@
 //! | neither | is read; the fault waits | the same |
 //!
 //! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror is
-//! copied to whoever wants it.
-//!
-//! Which pages were installed is a hint: the kernel takes them away again when the cache evicts
-//! them. It says how far a run goes.
+//! copied to whoever wants it. Which pages were installed is a hint: the kernel takes them away
+//! again when the cache evicts them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -22,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::ahead::{Ahead, AheadPlan};
-use super::error::ClientError;
+use super::error::{ClientError, ClientResult};
 use super::foreign::{Foreign, Message};
 use super::pages::{BLOCK_PAGES, PageSet};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
@@ -35,13 +31,12 @@ use crate::map::around;
 use crate::pages::handle::Handle;
 
 /// The most pages that one call installs for a fault, and the blocks within which it does: of
-/// zeros, and of copies, which take memory of the client's own. Of shared memory it is
-/// [`RUN_PAGES`].
+/// zeros, and of copies. Of shared memory it is [`RUN_PAGES`].
 const ZERO_RUN_PAGES: u64 = 512;
 const COPY_RUN_PAGES: u64 = around::PAGES;
 
-/// Into so many pieces a client, and all clients of an owner, may cut what they have removed: 256
-/// GiB of which single pages were. And so many pieces are remembered of what was installed.
+/// Into so many pieces all clients together may cut what they have removed: 256 GiB of which single
+/// pages were. And so many pieces are remembered of what was installed.
 pub(super) const REMOVED_MAX: usize = 16 << 10;
 const INSTALLED_MAX: usize = 4 << 10;
 
@@ -49,7 +44,6 @@ const INSTALLED_MAX: usize = 4 << 10;
 const _: () = assert!(BLOCK_PAGES.is_multiple_of(ZERO_RUN_PAGES));
 const _: () = assert!(BLOCK_PAGES.is_multiple_of(RUN_PAGES));
 
-/// The most faults of a client that rest.
 const AGAIN_MAX: usize = 256;
 
 /// How often it is looked whether a client lives.
@@ -58,14 +52,12 @@ const LOOK: Duration = Duration::from_secs(1);
 /// An address of no client's mapping, but of a user's.
 const ADDRESS_OF_NONE: u64 = 1 << 20;
 
-/// All pages.
 const ANY: Range<u64> = 0..u64::MAX;
 
 /// How long a fault rests that has to be tried again: at first, and at most.
 const REST_MIN: Duration = Duration::from_micros(200);
 const REST_MAX: Duration = Duration::from_millis(50);
 
-/// A client.
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing by itself")]
 pub(super) struct Client {
@@ -76,19 +68,14 @@ pub(super) struct Client {
     installed: PageSet,
     /// Those that it has removed: zeros, from then on.
     removed: PageSet,
-    /// How many pieces these are, as its owner's were counted: installed, and removed.
+    /// How many pieces these are, as those of all were counted: installed, and removed.
     pub(super) counted: [usize; 2],
-    /// Pages that are read for it.
     pub(super) waiting: HashMap<u64, WaitingPage>,
-    /// Faults that have to be tried again.
     again: VecDeque<Again>,
     rest: Duration,
     pub(super) ahead: Option<Ahead>,
-    /// Who is behind it.
-    pub(super) owner: u64,
     /// What was read for it.
     pub(super) came: VecDeque<(Came, crate::error::Result<()>)>,
-    /// It has a turn in this round.
     pub(super) is_ready: bool,
     /// Its userfaultfd has messages.
     pub(super) has_said: bool,
@@ -102,7 +89,6 @@ pub(super) struct Client {
     looked_at: Instant,
 }
 
-/// A page that is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitingPage {
     pub(super) since: Instant,
@@ -111,8 +97,7 @@ pub(super) struct WaitingPage {
 }
 
 impl WaitingPage {
-    /// Since when there has been no memory for it: a source that is slow is no lack of memory, so
-    /// the time of this read does not count.
+    /// Since when there has been no memory for it; the time of this read does not count.
     pub(super) fn short_since(self) -> Option<Instant> {
         let read = self.since.elapsed();
         let counts = mutant::on(Mutant::ShortWhileRead);
@@ -120,7 +105,6 @@ impl WaitingPage {
     }
 }
 
-/// A read that has ended.
 #[derive(Debug)]
 pub(super) enum Came {
     /// Of a page for which a fault waits.
@@ -138,26 +122,20 @@ pub(super) struct Again {
     pub(super) short_since: Option<Instant>,
 }
 
-/// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultOutcome {
     /// So many pages were installed.
     Done(u64),
-    /// The page has to be read.
     Absent(u64),
-    /// The client is changing its memory, or has none: later.
     Later,
 }
 
 impl Client {
-    /// # Errors
-    /// [`ClientError`].
     pub(super) fn new(
         uffd: Foreign,
         mappings: &[ClientMapping],
-        owner: u64,
         snapshot: &Snapshot,
-    ) -> Result<Self, ClientError> {
+    ) -> ClientResult<Self> {
         let regions = Regions::new(mappings, snapshot.pages)?;
         // Faults that a server before this one has taken off the queue, and not served.
         for region in regions.all() {
@@ -175,7 +153,6 @@ impl Client {
             again: VecDeque::new(),
             rest: REST_MIN,
             ahead: None,
-            owner,
             came: VecDeque::new(),
             is_ready: false,
             has_said: false,
@@ -191,28 +168,22 @@ impl Client {
     }
 
     /// The page of the snapshot that a fault at `address` is for, if it is for one.
-    ///
-    /// # Errors
-    /// [`ClientError::Outside`].
-    pub(super) fn page_at(&self, address: u64) -> Result<Option<u64>, ClientError> {
-        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+    pub(super) fn page_at(&self, address: u64) -> ClientResult<Option<u64>> {
+        let region = self.regions.at(address).ok_or_else(|| ClientError::outside(address))?;
         Ok((region.memory != ClientMemory::Zeros).then(|| region.page(address)))
     }
 
-    /// The address of a page, if it is still mapped.
     pub(super) fn address_of(&self, page: u64) -> Option<u64> {
         Some(self.regions.of_page(page)?.addresses(&(page..page + 1)).start)
     }
 
-    /// What its userfaultfd says, other than faults.
-    ///
-    /// # Errors
-    /// It is not served any more.
-    pub(super) fn hear(&mut self, message: Message) -> Result<(), ClientError> {
+    pub(super) fn hear(&mut self, message: Message) -> ClientResult {
         match message {
             Message::Fault(_) => {}
             Message::WriteProtected(address) => {
-                return Err(ClientError::WriteProtected { address });
+                let text = "write protection is not served";
+                let text = format!("a thread waits to write to address {address:#x}: {text}");
+                return Err(ClientError::Wrong(text));
             }
             Message::Removed(range) => {
                 for part in self.regions.parts(range) {
@@ -220,7 +191,7 @@ impl Client {
                     self.installed.remove_all(part.snapshot());
                 }
                 if self.removed.pieces() > REMOVED_MAX {
-                    return Err(ClientError::Pieces { most: REMOVED_MAX });
+                    return Err(ClientError::pieces(REMOVED_MAX));
                 }
             }
             Message::Unmapped(range) => {
@@ -232,108 +203,90 @@ impl Client {
                 self.uffd.wake(from..from.saturating_add(bytes));
             }
             Message::Unknown(event) => {
-                let what = format!("its userfaultfd reports event {event:#x}");
-                return Err(ClientError::Event { what });
+                let text = "which is not served: leave that feature of the userfaultfd off";
+                let text = format!("its userfaultfd reports event {event:#x}, {text}");
+                return Err(ClientError::Wrong(text));
             }
         }
         Ok(())
     }
 
     /// Serves the fault at `address`, and with it what is at hand of its neighbours, unless the
-    /// page is wanted `alone`.
-    ///
-    /// # Errors
-    /// It is not served any more; or the cache has an error, for this page alone.
+    /// page is wanted `alone`. An error of the cache is of this page alone.
     pub(super) fn serve(
         &mut self,
         snapshot: &mut Snapshot,
         address: u64,
         alone: bool,
-    ) -> Result<FaultOutcome, ClientError> {
-        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+    ) -> ClientResult<FaultOutcome> {
+        let region = self.regions.at(address).ok_or_else(|| ClientError::outside(address))?;
         let page = region.page(address);
         let within = if alone { page..page + 1 } else { ANY };
+        let asked = PageAsked { region, page, within };
         // It asks for what was installed: so it was taken away again, with its neighbours probably.
         if region.memory != ClientMemory::Zeros && self.installed.has(page) {
-            self.installed.remove_all(bounds(&region, page, RUN_PAGES, &within));
+            self.installed.remove_all(asked.bounds(RUN_PAGES));
         }
-        self.put(snapshot, &region, page, &within)
+        self.put(snapshot, &asked)
     }
 
     /// Installs a page that it may ask for soon. Its neighbours also, but of copies only those of
     /// `wanted`: they take memory of the client's own.
-    ///
-    /// # Errors
-    /// As [`Self::serve`].
     pub(super) fn serve_ahead(
         &mut self,
         snapshot: &mut Snapshot,
         page: u64,
         wanted: &Range<u64>,
-    ) -> Result<FaultOutcome, ClientError> {
+    ) -> ClientResult<FaultOutcome> {
         match self.regions.of_page(page) {
             Some(region) if !self.installed.has(page) => {
                 let is_copied = region.memory == ClientMemory::Private;
-                let within = if is_copied { wanted } else { &ANY };
-                self.put(snapshot, &region, page, within)
+                let within = if is_copied { wanted.clone() } else { ANY };
+                self.put(snapshot, &PageAsked { region, page, within })
             }
             _ => Ok(FaultOutcome::Done(0)),
         }
     }
 
-    fn put(
-        &mut self,
-        snapshot: &mut Snapshot,
-        region: &Region,
-        page: u64,
-        within: &Range<u64>,
-    ) -> Result<FaultOutcome, ClientError> {
+    fn put(&mut self, snapshot: &mut Snapshot, asked: &PageAsked) -> ClientResult<FaultOutcome> {
+        let PageAsked { region, page, .. } = *asked;
         let is_zero = self.removed.has(page) || snapshot.is_zero(page);
         if is_zero || region.memory == ClientMemory::Zeros {
-            return self.put_zeros(snapshot, region, page, within);
+            return self.put_zeros(snapshot, asked);
         }
         let file = self.file.clone();
-        let handle = file.handle();
         if region.memory == ClientMemory::Private {
-            return self.put_copies(snapshot, handle, region, page, within);
+            return self.put_copies(snapshot, file.handle(), asked);
         }
-        let bounds = bounds(region, page, RUN_PAGES, within);
-        let run = match snapshot.run(handle, page, &bounds, &self.installed) {
+        let bounds = asked.bounds(RUN_PAGES);
+        let run = match snapshot.run(file.handle(), page, &bounds, &self.installed) {
             Ok(Some(run)) => run,
             Ok(None) => return Ok(FaultOutcome::Absent(page)),
             // The system has no memory for the mirror, or another client disturbs it: that is not
             // this client's error. The page is its own then.
             Err(cause) if is_of_mirror(&cause) => {
-                return self.put_copies(snapshot, handle, region, page, &(page..page + 1));
+                let alone = PageAsked { within: page..page + 1, ..*asked };
+                return self.put_copies(snapshot, file.handle(), &alone);
             }
             Err(cause) => return Err(cause.into()),
         };
         if snapshot.is_zero(page) {
-            return self.put_zeros(snapshot, region, page, within);
+            return self.put_zeros(snapshot, asked);
         }
         // Removed pages have to be zeros.
         let removed = self.removed.block_of(page);
         let pages = widest(page, &run.pages, |page| removed.has(*page));
-        self.install("map shared pages", region, pages, page, Foreign::proceed)
+        self.install("map shared pages", asked, pages, Foreign::proceed)
     }
 
-    fn put_zeros(
-        &mut self,
-        snapshot: &Snapshot,
-        region: &Region,
-        page: u64,
-        within: &Range<u64>,
-    ) -> Result<FaultOutcome, ClientError> {
-        let bounds = bounds(region, page, ZERO_RUN_PAGES, within);
+    fn put_zeros(&mut self, snapshot: &Snapshot, asked: &PageAsked) -> ClientResult<FaultOutcome> {
+        let (page, bounds) = (asked.page, asked.bounds(ZERO_RUN_PAGES));
         let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
         let installed = self.installed.block_of(page);
-        let pages = if region.memory == ClientMemory::Zeros {
-            bounds
-        } else {
-            let is_zero = |at| removed.has(at) || zeros.has(at);
-            widest(page, &bounds, |&at| !is_zero(at) || installed.has(at))
-        };
-        self.install("map pages of zeros", region, pages, page, Foreign::zero)
+        let is_other = |&at: &u64| !(removed.has(at) || zeros.has(at)) || installed.has(at);
+        let all_are = asked.region.memory == ClientMemory::Zeros;
+        let pages = if all_are { bounds } else { widest(page, &bounds, is_other) };
+        self.install("map pages of zeros", asked, pages, Foreign::zero)
     }
 
     /// The pages of the folio that has `page`.
@@ -341,17 +294,16 @@ impl Client {
         &mut self,
         snapshot: &Snapshot,
         handle: &Handle,
-        region: &Region,
-        page: u64,
-        within: &Range<u64>,
-    ) -> Result<FaultOutcome, ClientError> {
+        asked: &PageAsked,
+    ) -> ClientResult<FaultOutcome> {
+        let PageAsked { region, page, .. } = *asked;
         let held = handle.core.hold(&handle.mapping, page);
         let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
             return Ok(FaultOutcome::Absent(page));
         };
         let identity = held.frame().identity();
         let folio = identity.pages();
-        let mut bounds = bounds(region, page, COPY_RUN_PAGES, within);
+        let mut bounds = asked.bounds(COPY_RUN_PAGES);
         bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
         let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
         let installed = self.installed.block_of(page);
@@ -368,7 +320,7 @@ impl Client {
         let called = if bytes == PAGE_BYTES || page != last {
             pages.end = if bytes == PAGE_BYTES { pages.end } else { last };
             let (start, from) = (region.addresses(&pages).start, address_of(pages.start));
-            self.install("copy pages", region, pages, page, |uffd, to| {
+            self.install("copy pages", asked, pages, |uffd, to| {
                 let from = from.wrapping_add((to.start - start) as usize);
                 // SAFETY: the reference keeps the folio, and the bytes of a folio with holders
                 // never change.
@@ -379,7 +331,7 @@ impl Client {
             let from = address_of(page);
             // SAFETY: as above; the file has so many bytes of the page.
             unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
-            self.install("copy a page", region, page..page + 1, page, |uffd, to| {
+            self.install("copy a page", asked, page..page + 1, |uffd, to| {
                 // SAFETY: the bytes are this thread's.
                 unsafe { uffd.copy(to, copy.as_ptr()) }
             })
@@ -390,19 +342,15 @@ impl Client {
 
     /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for these
     /// pages are woken.
-    ///
-    /// # Errors
-    /// [`ClientError::Gone`], [`ClientError::Refused`].
     fn install(
         &mut self,
         what: &'static str,
-        region: &Region,
+        asked: &PageAsked,
         pages: Range<u64>,
-        wanted: u64,
         call: impl Fn(&Foreign, Range<u64>) -> Result<u64, Errno>,
-    ) -> Result<FaultOutcome, ClientError> {
-        let (mut at, mut end) = (pages.start, pages.end);
-        let mut done = 0;
+    ) -> ClientResult<FaultOutcome> {
+        let PageAsked { region, page: wanted, .. } = asked;
+        let (mut at, mut end, mut done) = (pages.start, pages.end, 0);
         // Ends: each turn installs a page, leaves one out, or makes the range smaller.
         while at < end {
             let range = region.addresses(&(at..end));
@@ -421,15 +369,19 @@ impl Client {
                 }
                 Err(Errno::AGAIN | Errno::NOMEM) => return Ok(FaultOutcome::Later),
                 // The range is in more than one piece by now, or is not mapped any more.
-                Err(Errno::NOENT) if end - at > 1 => (at, end) = (wanted, wanted + 1),
+                Err(Errno::NOENT) if end - at > 1 => (at, end) = (*wanted, wanted + 1),
                 Err(Errno::NOENT) => {
                     self.uffd.wake(range);
                     at += 1;
                 }
                 Err(Errno::SRCH) => return Err(ClientError::Gone),
                 Err(cause) => {
-                    let cause = Arc::new(cause.into());
-                    return Err(ClientError::Refused { what, range, cause });
+                    let cause = std::io::Error::from(cause);
+                    return Err(ClientError::Wrong(format!(
+                        "cannot {what} at {:#x}..{:#x}: {cause}: the range is not mapped and \
+                         registered as its mappings say",
+                        range.start, range.end
+                    )));
                 }
             }
         }
@@ -451,15 +403,11 @@ impl Client {
         [self.installed.pieces(), self.removed.pieces()]
     }
 
-    /// Its owner's clients have so many pieces together.
-    ///
-    /// # Errors
-    /// They have removed too many.
-    pub(super) fn have(&mut self, [installed, removed]: [usize; 2]) -> Result<(), ClientError> {
+    pub(super) fn have(&mut self, [installed, removed]: [usize; 2]) -> ClientResult {
         if installed > INSTALLED_MAX {
             self.installed = PageSet::default(); // only a hint
         }
-        if removed > REMOVED_MAX { Err(ClientError::Pieces { most: REMOVED_MAX }) } else { Ok(()) }
+        if removed > REMOVED_MAX { Err(ClientError::pieces(REMOVED_MAX)) } else { Ok(()) }
     }
 
     /// Whoever waits for `page` gets SIGBUS.
@@ -491,7 +439,6 @@ impl Client {
         self.rest = (self.rest * 2).min(REST_MAX);
     }
 
-    /// A fault that has rested.
     pub(super) fn rested(&mut self) -> Option<Again> {
         let first = self.again.front()?;
         if first.at > Instant::now() {
@@ -500,18 +447,15 @@ impl Client {
         self.again.pop_front()
     }
 
-    /// It was looked whether it lives at this time.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn look_at(&mut self, at: Instant) {
         self.looked_at = at;
     }
 
-    /// Faults that rest.
     pub(super) fn resting(&self) -> usize {
         self.again.len()
     }
 
-    /// It gets on.
     pub(super) fn gets_on(&mut self) {
         self.rest = REST_MIN;
     }
@@ -522,12 +466,8 @@ impl Client {
         self.again.front().map_or(look, |again| again.at.min(look))
     }
 
-    /// Looks from time to time whether its memory is still there. Its connection does not say: it
-    /// stays open as long as anybody has it, which can be this process.
-    ///
-    /// # Errors
-    /// [`ClientError::Gone`].
-    pub(super) fn look_whether_it_lives(&mut self) -> Result<(), ClientError> {
+    /// Looks from time to time whether its memory is still there, which its connection does not say.
+    pub(super) fn look_whether_it_lives(&mut self) -> ClientResult {
         if self.looked_at.elapsed() < LOOK {
             return Ok(());
         }
@@ -543,12 +483,21 @@ fn is_of_mirror(cause: &Error) -> bool {
     matches!(cause.cause(), Cause::Mirror { .. }) && !mutant::on(Mutant::MirrorErrorPoisons)
 }
 
-/// The part of a region that may be installed for a fault on `page`: of an aligned block, what is
-/// in `within`.
-fn bounds(region: &Region, page: u64, most: u64, within: &Range<u64>) -> Range<u64> {
-    let block = page / most * most;
-    let (first, end) = (region.first, region.first + region.pages);
-    within.start.max(first).max(block)..within.end.min(end).min(block + most)
+/// A page of a region, and the pages that may come with it.
+struct PageAsked {
+    region: Region,
+    page: u64,
+    within: Range<u64>,
+}
+
+impl PageAsked {
+    /// The part of the region that may be installed: of an aligned block of `most` pages, what is in
+    /// `within`.
+    fn bounds(&self, most: u64) -> Range<u64> {
+        let (region, within, block) = (&self.region, &self.within, self.page / most * most);
+        let (first, end) = (region.first, region.first + region.pages);
+        within.start.max(first).max(block)..within.end.min(end).min(block + most)
+    }
 }
 
 /// The largest part of `bounds` that has `page`, and no other page that `stops`.

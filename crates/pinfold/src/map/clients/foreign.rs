@@ -1,9 +1,6 @@
 //! A userfaultfd that another process has sent: its messages, and the calls that put pages into
-//! that process's memory.
-//!
-//! The process is not trusted. What is checked here: that the descriptor is a userfaultfd, and that
-//! reading it cannot block, whatever its owner does to it meanwhile. That a call names a range of
-//! the process's own is the kernel's business.
+//! that process's memory. The process is not trusted: what is checked here is that the descriptor is
+//! a userfaultfd, and that reading it cannot block, whatever its owner does to it meanwhile.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -11,69 +8,53 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
-use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
+use rustix::ioctl::Opcode;
 
-use super::error::ClientError;
+use super::error::{ClientError, ClientResult};
 use crate::mapped::uffd::abi::{
     self, Copy, EVENT_FORK, EVENT_PAGEFAULT, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP,
     FAULT_WRITE_PROTECT, Install, OP_CONTINUE, OP_COPY, OP_POISON, OP_PROTECT, OP_WAKE,
-    OP_ZEROPAGE, PROTECT_QUIETLY, Protect, Span,
+    OP_ZEROPAGE, PROTECT_QUIETLY, Protect, Span, call,
 };
 
-/// What all userfaultfds are called.
 const NAME: &str = "anon_inode:[userfaultfd]";
 
 /// The most messages that one read takes. Few: what was read is done before a turn can end.
 pub(super) const MESSAGES_MAX: usize = 4;
 
-/// What a process's userfaultfd says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
-    /// A thread waits for the page at this address.
     Fault(u64),
     /// A thread waits until it may write to this address.
     WriteProtected(u64),
     /// These addresses are about to lose their pages.
     Removed(Range<u64>),
-    /// These addresses are no longer mapped.
     Unmapped(Range<u64>),
-    /// What was mapped at the first address is at the second.
     Moved {
-        /// The first.
         from: u64,
-        /// The second.
         to: u64,
-        /// So much.
         bytes: u64,
     },
-    /// This library does not know it.
     Unknown(u8),
 }
 
-/// The userfaultfd of another process.
 #[derive(Debug)]
 pub(super) struct Foreign(OwnedFd);
 
 impl Foreign {
-    /// # Errors
-    /// [`ClientError::NotUserfaultfd`].
-    pub(super) fn new(fd: OwnedFd) -> Result<Self, ClientError> {
+    pub(super) fn new(fd: OwnedFd) -> ClientResult<Self> {
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let name = std::fs::read_link(path)
-            .map_err(|cause| ClientError::NotUserfaultfd { what: cause.to_string() })?;
-        if name.as_os_str() != NAME {
-            let what = name.display().to_string();
-            return Err(ClientError::NotUserfaultfd { what });
-        }
-        Ok(Foreign(fd))
+        let what = match std::fs::read_link(path) {
+            Ok(name) if name.as_os_str() == NAME => return Ok(Foreign(fd)),
+            Ok(name) => name.display().to_string(),
+            Err(why) => why.to_string(),
+        };
+        Err(ClientError::Wrong(format!("the descriptor is no userfaultfd, but {what}")))
     }
 
     /// Up to [`MESSAGES_MAX`] messages. None if there are none now. Of each fork that they tell of,
     /// the userfaultfd of the child's memory is one of the `children`: its close waits for the lock
     /// of that memory.
-    ///
-    /// # Errors
-    /// The system's.
     pub(super) fn read(
         &self,
         messages: &mut Vec<Message>,
@@ -119,54 +100,38 @@ impl Foreign {
     }
 
     /// Maps pages that the memory file behind the range has. Returns for how many bytes from the
-    /// start on that was done.
-    ///
-    /// # Errors
-    /// The system's, for the first page.
+    /// start on that was done; an error is that of the first page.
     pub(super) fn proceed(&self, range: Range<u64>) -> Result<u64, Errno> {
         self.install::<OP_CONTINUE>(range)
     }
 
     /// Maps pages of zeros; returns as [`proceed`](Self::proceed).
-    ///
-    /// # Errors
-    /// As [`proceed`](Self::proceed).
     pub(super) fn zero(&self, range: Range<u64>) -> Result<u64, Errno> {
         self.install::<OP_ZEROPAGE>(range)
     }
 
-    /// Whoever accesses these pages gets SIGBUS.
-    ///
-    /// # Errors
-    /// As [`proceed`](Self::proceed).
+    /// Whoever accesses these pages gets SIGBUS; returns as [`proceed`](Self::proceed).
     pub(super) fn poison(&self, range: Range<u64>) -> Result<u64, Errno> {
         self.install::<OP_POISON>(range)
     }
 
     fn install<const OP: Opcode>(&self, range: Range<u64>) -> Result<u64, Errno> {
         let mut install = Install { span: span(&range), mode: 0, done: 0 };
-        // SAFETY: the struct is the kernel's for these numbers.
-        let call = unsafe { Updater::<OP, _>::new(&mut install) };
         // SAFETY: it changes the memory of the process that has sent the descriptor for that. If
         // that is this process, the range is one that it has registered for it.
-        let called = unsafe { ioctl(&self.0, call) };
+        let called = unsafe { call::<OP, _>(&self.0, &mut install) };
         outcome(called, install.done)
     }
 
     /// Puts copies of the bytes at `from` there; returns as [`proceed`](Self::proceed).
-    ///
-    /// # Errors
-    /// As [`proceed`](Self::proceed).
     ///
     /// # Safety
     /// There are as many bytes at `from`, which no thread changes.
     pub(super) unsafe fn copy(&self, to: Range<u64>, from: *const u8) -> Result<u64, Errno> {
         let (bytes, from) = (to.end - to.start, from.expose_provenance() as u64);
         let mut copy = Copy { to: to.start, from, bytes, mode: 0, done: 0 };
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
         // SAFETY: the caller's promise; and as in `install`.
-        let called = unsafe { ioctl(&self.0, call) };
+        let called = unsafe { call::<OP_COPY, _>(&self.0, &mut copy) };
         outcome(called, copy.done)
     }
 
@@ -182,24 +147,19 @@ impl Foreign {
         self.try_at(at) == Err(Errno::AGAIN)
     }
 
-    /// A call that changes nothing.
     fn try_at(&self, at: u64) -> Result<(), Errno> {
         let span = Span { start: at, bytes: crate::frames::PAGE_BYTES as u64 };
         // To unprotect a page that is not protected. Nobody is woken.
         let mut protect = Protect { span, mode: PROTECT_QUIETLY };
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
         // SAFETY: no page of these mappings is protected by this process, and the call takes
         // nothing but protection away.
-        unsafe { ioctl(&self.0, call) }
+        unsafe { call::<OP_PROTECT, _>(&self.0, &mut protect) }
     }
 
     /// All threads that wait for these pages repeat their accesses.
     pub(super) fn wake(&self, range: Range<u64>) {
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Setter::<OP_WAKE, _>::new(span(&range)) };
-        // SAFETY: a thread that is woken in vain faults again.
-        let _ = unsafe { ioctl(&self.0, call) }; // fails if the process is gone
+        // SAFETY: a thread that is woken in vain faults again. It fails if the process is gone.
+        let _ = unsafe { call::<OP_WAKE, _>(&self.0, &mut span(&range)) };
     }
 }
 

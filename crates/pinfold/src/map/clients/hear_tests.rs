@@ -39,7 +39,7 @@ fn fault_and_remove() -> u8 {
         }
         removes.join().unwrap().unwrap();
         assert!(matches!(messages[..], [Message::Fault(_), Message::Removed(_)]), "{messages:?}");
-        clients.take(id.0, &mut messages, &mut Vec::new()).unwrap();
+        clients.take(id.0, &mut messages).unwrap();
         let read = faults.join().unwrap();
         drop(clients); // nobody is told that the memory is unmapped
         read
@@ -108,7 +108,7 @@ fn gets_on_where_it_moves() -> bool {
             }
             let at = to as u64;
             let rest = ClientMapping { address: at, bytes: bytes as u64, ..guest.mapping() };
-            clients.add(guest.uffd().try_clone().unwrap(), &[rest], 1).unwrap();
+            clients.add(guest.uffd().try_clone().unwrap(), &[rest]).unwrap();
         }
         let ((), more) = serving(&mut clients, || {
             moves.join().unwrap();
@@ -203,11 +203,11 @@ fn is_heard_with_faults_that_rest() -> bool {
         clients.set_pause(id);
         clients.clients[&id].is_paused
     };
-    clients.turns.change(1, |owner| owner.reads = READS_MAX);
+    clients.turns.reads = turns::READS_MAX;
     assert!(is_paused(&mut clients));
-    clients.turns.change(1, |owner| owner.reads = 0);
+    clients.turns.reads = 0;
     let client = clients.clients.get_mut(&id).unwrap();
-    for page in 0..READS_MAX as u64 {
+    for page in 0..turns::READS_MAX as u64 {
         client.rest(guest.mapping().address + page * P, None);
     }
     !is_paused(&mut clients)
@@ -236,7 +236,7 @@ fn read_in_vain(since: Instant) -> Instant {
     let waiting = WaitingPage { since: before(Instant::now(), READ), short_since: Some(since) };
     clients.clients.get_mut(&id).unwrap().waiting.insert(3, waiting);
     // It was read, it is said; and was evicted before it could get into the mirror.
-    clients.page_came(id, 3, Ok(()), &mut Vec::new()).unwrap();
+    clients.page_came(id, 3, Ok(())).unwrap();
     let client = clients.clients.get_mut(&id).unwrap();
     // Ends: it rests for less than a millisecond.
     loop {
@@ -271,7 +271,7 @@ fn is_heard_after_a_fork() -> bool {
     if child == 0 {
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             assert!(clients.work().is_empty());
-            let added = clients.add(uffd, &[guest.mapping()], 1);
+            let added = clients.add(uffd, &[guest.mapping()]);
             assert!(matches!(added, Err(ClientError::Cache(_))));
             clients.remove(id);
             drop(clients);

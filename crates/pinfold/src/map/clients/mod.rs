@@ -2,21 +2,19 @@
 //! of it, and one budget.
 //!
 //! [`Clients`] is given a client's userfaultfd and mappings, and serves the client's faults from a
-//! [`File`] of the cache. How they got here is not its business: `pinfold serve` has the socket and
-//! the protocol ([docs/serve.md](../../../../docs/serve.md)).
+//! [`File`] of the cache. The socket and the protocol are those of `pinfold serve`
+//! ([docs/serve.md](../../../../docs/serve.md)).
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | what a program calls: clients that come and leave, and counters |
-//! | `serving.rs` | the loop, and reads that are under way |
+//! | `serving.rs`, `turns.rs` | the loop; whose turn it is; what all clients share |
 //! | `client.rs` | one client: how a fault is served |
 //! | `ahead.rs` | what is installed before it is asked for |
 //! | `snapshot.rs` | which pages can be mapped now, and which are zeros |
-//! | `regions.rs` | which addresses of a client are which pages; what is checked of them |
+//! | `regions.rs` | which addresses of a client are which pages |
 //! | `foreign.rs` | the userfaultfd of another process |
 //! | `pages.rs` | sets of pages |
-//! | `turns.rs` | whose turn it is, and for how long; what the clients of one owner share |
-//! | `error.rs` | why a client is not served |
 //!
 //! # States of a fault
 //!
@@ -29,31 +27,28 @@
 //!
 //! A fault rests while its client is changing its memory, and while there is no room in the mirror.
 //!
-//! No state has a thread. A client whose owner's faults wait for too many reads is not asked for
-//! more (`READS_MAX`), so the others have their share of the source. Faults that rest do not count:
-//! what they wait for may be that the client is heard.
+//! No state has a thread. While faults wait for too many reads (`READS_MAX`), no client is asked for
+//! more. Faults that rest do not count: what they wait for may be that the client is heard.
 //!
 //! # No allocation
 //!
-//! The threads of connections are less urgent than the loop, and may hold a lock of the allocator
-//! while they are not given a processor. So a round, and a fault on a page that is in the mirror,
-//! allocate nothing. A page that is lent or read takes small blocks, which the allocator has for
-//! each thread.
+//! Threads that are less urgent than the loop may hold a lock of the allocator while they are not
+//! given a processor. So a round, and a fault on a page that is in the mirror, allocate nothing.
 //!
 //! # What is read
 //!
 //! A fault's page is read by a future of the client's own handle, whose stream sees where the
-//! client goes on in order, and then reads ahead in windows. Before any other read the pages around
-//! are begun (`around.rs`), so that the future finds its page on the way. It copies a byte, and
-//! takes no guard: for a guard a large folio would be split, and its pages lent one by one.
+//! client goes on in order. Before any other read the pages around are begun (`around.rs`), so that
+//! the future finds its page on the way. It copies a byte, and takes no guard, for which a large
+//! folio would be split.
 //!
 //! # What is not trusted
 //!
-//! All that a client says, and what is in the mirror: a client has a read-only descriptor of it,
-//! and can make pages of zeros there, by touching them through a mapping that it has not
-//! registered. So a page is installed only while the index says that it is lent, and under a
-//! reference, so that it stays lent meanwhile. A page that cannot be lent because of that is copied
-//! to whoever wants it. And no file is both served and mapped by the program (`Mirror::give_out`).
+//! All that a client says, and what is in the mirror: a client can make pages of zeros there, by
+//! touching them through a mapping that it has not registered. So a page is installed only while the
+//! index says that it is lent, and under a reference. A page that cannot be lent because of that is
+//! copied to whoever wants it. And no file is both served and mapped by the program
+//! (`Mirror::give_out`).
 
 mod ahead;
 mod client;
@@ -96,13 +91,13 @@ use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend::{self, Mapper};
 use crate::mapped::mirror::SystemRefused;
 use ahead::{Ahead, AheadPlan};
-use client::{Came, Client};
+use client::Client;
 pub use error::ClientError;
 use foreign::{Foreign, Message};
 use pages::PageSet;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
-use turns::{ClientTurns, READS_MAX};
+use turns::ClientTurns;
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
@@ -135,30 +130,28 @@ pub enum ClientEvent {
     },
 }
 
-/// Counters of [`Clients`]: of all clients that there were, unless they say something else.
+/// Counters of [`Clients`], of all clients that there were.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(clippy::struct_field_names, reason = "what is counted")]
 pub struct ClientsStats {
     /// Clients that are served at the moment.
     pub clients: u64,
-    /// Of these, the ones for which pages are still being installed ahead.
+    /// Of these, those in whose memory pages are being installed ahead.
     pub ahead: u64,
     /// Clients that were added.
     pub added: u64,
     /// Faults that clients have reported.
     pub faults: u64,
-    /// Reads for which faults have waited. Several faults of one client on one page wait for one.
+    /// Reads for which faults have waited.
     pub waited: u64,
-    /// How often a fault was put off, because its client was changing its memory, or because there
-    /// was no room in the mirror.
+    /// How often a fault was put off, as its client changed its memory, or memory was short.
     pub again: u64,
-    /// Pages that were installed for faults: those that were asked for, and their neighbours.
+    /// Pages that were installed for faults, with their neighbours.
     pub installed: u64,
     /// Pages that were installed ahead of faults.
     pub installed_ahead: u64,
-    /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for
-    /// it.
+    /// Faults that ended with SIGBUS: no read of their page, or no memory for it.
     pub failed: u64,
     /// Reads that are under way, also for clients that have left.
     pub reading: u64,
@@ -172,14 +165,12 @@ pub struct ClientsStats {
 /// it. A client that has anonymous memory instead ([`ClientMemory::Private`]) gets a copy of each
 /// page, which is in no budget.
 ///
-/// **What is read.** Where a client touches pages in order, the cache reads ahead, as for
-/// [`File`]s. Any other absent page is read with the absent pages of its aligned 128 KiB, as long
-/// as an eighth of the budget is unused and the cache reads ahead at all
-/// ([`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)). Each read serves all
-/// clients.
-///
-/// **What is installed.** With a page, the client gets what is cached around it, by one system
-/// call: of shared memory up to 512 KiB, of copies up to 128 KiB.
+/// Where a client touches pages in order, the cache reads ahead, as for [`File`]s. Any other absent
+/// page is read with the absent pages of its aligned 128 KiB, as long as an eighth of the budget is
+/// unused and the cache reads ahead at all
+/// ([`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)). With a page, the client
+/// gets what is cached around it, by one system call: of shared memory up to 512 KiB, of copies up
+/// to 128 KiB.
 ///
 /// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
 /// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no read.
@@ -188,8 +179,7 @@ pub struct ClientsStats {
 /// for as long as it likes. So processes that do not trust each other are served by threads of
 /// their own: [`another`](Self::another) makes what a further thread uses.
 ///
-/// `docs/serve.md` has what a client has to do, and what a client that is
-/// not trusted can do.
+/// `docs/serve.md` has what a client has to do, and what one that is not trusted can do.
 #[derive(Debug)]
 #[allow(clippy::struct_field_names, reason = "its clients are what it is about")]
 pub struct Clients {
@@ -198,18 +188,17 @@ pub struct Clients {
     epoll: OwnedFd,
     clients: BTreeMap<u64, Client>,
     last_client: u64,
-    /// When each client has to be looked after: its `due_at`, unless it has a turn in this round.
+    /// When each client has to be looked after, unless it has a turn in this round.
     due: BTreeSet<(Instant, u64)>,
     turns: ClientTurns,
     jobs: HashMap<u64, ReadJob>,
     last_job: u64,
-    /// Reads for faults of clients that have left.
-    of_nobody: usize,
-    /// Of [`Self::record`].
     touched: Option<AskedPages>,
     stats: ClientsStats,
-    /// What was said at the last look, and in the last read: kept, as a round allocates nothing.
+    /// Kept, as a round allocates nothing.
     events: SaidEvents,
+    /// What `work` is about to tell.
+    told: Vec<ClientEvent>,
     messages: Vec<Message>,
     /// The last plan of [`Self::install_ahead`], and what it is for.
     plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>,
@@ -219,23 +208,19 @@ pub struct Clients {
     _mapper: Mapper,
 }
 
-/// A read that is under way.
 #[derive(Debug)]
 struct ReadJob {
     client: u64,
-    owner: u64,
     what: ReadFor,
 }
 
 #[derive(Debug)]
 enum ReadFor {
-    /// Of a page.
     Fault(u64),
     /// Of pieces that are installed ahead: so many pages of them are waited for.
     Ahead(Arc<AheadPlan>, Range<usize>, usize),
 }
 
-/// What the epoll has said at the last look.
 struct SaidEvents(Vec<epoll::Event>);
 
 // SAFETY: an event's data could be a pointer. Here it is a number.
@@ -267,8 +252,7 @@ impl Clients {
     }
 
     /// The same snapshot, for another thread, and no clients yet. Both share the memory, what
-    /// [`Self::add_zeros`] was told before, and the plan of the last [`Self::install_ahead`]. The
-    /// counters are this one's alone.
+    /// [`Self::add_zeros`] was told before, and the plan of the last [`Self::install_ahead`].
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -302,10 +286,10 @@ impl Clients {
             turns: ClientTurns::default(),
             jobs: HashMap::new(),
             last_job: 0,
-            of_nobody: 0,
             touched: None,
             stats: ClientsStats::default(),
             events: SaidEvents(Vec::with_capacity(EVENTS_MAX)),
+            told: Vec::new(),
             messages: Vec::with_capacity(foreign::MESSAGES_MAX),
             plan,
             #[cfg(test)]
@@ -334,16 +318,14 @@ impl Clients {
         self.snapshot.pages << PAGE_SHIFT
     }
 
-    /// The bytes `range` of the snapshot are zeros, as the caller knows: whole pages in it are
-    /// never read. Pages that turn out to be zeros when they are read are remembered anyway.
+    /// The bytes `range` of the snapshot are zeros: whole pages in it are never read.
     pub fn add_zeros(&mut self, range: Range<u64>) {
         let pages = range.start.div_ceil(PAGE_BYTES as u64)..range.end >> PAGE_SHIFT;
         self.snapshot.add_zeros(pages);
     }
 
     /// From now on [`take_touched`](Self::take_touched) has the pages that clients ask for, but for
-    /// those that are `known`. So that they ask for each, no page is installed with another. `None`
-    /// ends that.
+    /// the `known` ones; no page is installed with another. `None` ends that.
     pub fn record(&mut self, known: Option<&[Range<u64>]>) {
         self.touched = known.map(|known| {
             let mut seen = PageSet::default();
@@ -361,12 +343,11 @@ impl Clients {
     }
 
     /// Serves another client from now on. `uffd` is its userfaultfd, which has to be in
-    /// non-blocking mode and stays so. Threads of it that wait for pages are woken, and ask again:
-    /// so a client that was served by somebody else before can be taken over.
+    /// non-blocking mode and stays so. Threads of it that wait for pages ask again: so a client that
+    /// was served by somebody else can be taken over.
     ///
-    /// `owner` is who is behind it, by a number of the caller's: its process, for example. The
-    /// clients of one owner have one share of this thread's time and of the reads that are under
-    /// way; reads for a client that has left count as its owner's until they end.
+    /// All clients together have at most 64 reads for faults under way; those for a client that has
+    /// left count until they end.
     ///
     /// The last close of a userfaultfd waits for the lock of its process's memory. A caller that
     /// must not wait keeps a duplicate, and closes it elsewhere.
@@ -377,17 +358,15 @@ impl Clients {
         &mut self,
         uffd: OwnedFd,
         mappings: &[ClientMapping],
-        owner: u64,
     ) -> std::result::Result<ClientId, ClientError> {
         self.snapshot.file.handle().core.check_owner().map_err(ClientError::Cache)?;
-        let client = Client::new(Foreign::new(uffd)?, mappings, owner, &self.snapshot)?;
+        let client = Client::new(Foreign::new(uffd)?, mappings, &self.snapshot)?;
         let id = self.last_client + 1;
         let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
             .map_err(|why| Error::from(Cause::eventfd(why.into())))?;
         self.last_client = id;
         self.clients.insert(id, client);
-        self.turns.come(owner);
         self.schedule(id);
         self.stats.added += 1;
         Ok(ClientId(id))
@@ -397,9 +376,8 @@ impl Clients {
     /// them, as many as half of the budget has. That goes on while faults are served. Numbers past
     /// the end are left out.
     ///
-    /// Pages of an aligned 1 MiB that lie near each other are installed together, at the turn of
-    /// the first of them. As long as an eighth of the budget is unused, they come by one read, with
-    /// up to 64 KiB between two of them.
+    /// Pages of an aligned 1 MiB that lie near each other are installed together. As long as an
+    /// eighth of the budget is unused, they come by one read, with up to 64 KiB between two of them.
     ///
     /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`). Without such
     /// a client, it does that alone.
@@ -430,52 +408,27 @@ impl Clients {
             let _ = epoll::delete(&self.epoll, client.uffd());
             client.due_at.map(|at| self.due.remove(&(at, id)));
             self.stats.ahead -= u64::from(client.ahead.is_some());
-            self.turns.change(client.owner, |owner| {
-                owner.waiting.remove(&id);
-                for (all, of_this) in owner.pieces.iter_mut().zip(client.counted) {
-                    *all -= of_this;
-                }
-            });
-            let unbegun = self.turns.forget_reads(client.owner, id);
-            if mutant::on(Mutant::ReadsForgotten) {
-                self.turns.change(client.owner, |owner| (owner.reads, owner.begun) = (0, 0));
-            }
-            self.turns.go(client.owner);
-            let came = client.came.iter().filter(|(came, _)| matches!(came, Came::Page(_))).count();
-            self.leave_reads(id, client.waiting.len() - came - unbegun);
-            self.begin_reads(client.owner);
+            self.turns.leave(id, client.counted);
+            self.give_up_reads_ahead(id);
+            self.begin_reads();
             if mutant::on(Mutant::LeftKeepsDescriptor) {
                 std::mem::forget(client);
             }
         }
     }
 
-    /// The reads of a client that has left, as far as they were begun here. The first ones for
-    /// faults go on: what they bring is likely to be wanted. Of the others, those that the source
-    /// has not begun never are. So what is kept of all that have left is bounded, also while the
-    /// source does not answer.
-    fn leave_reads(&mut self, id: u64, reads: usize) {
-        let go_on = self.of_nobody + reads <= READS_MAX;
-        if go_on {
-            self.of_nobody += reads;
-        }
-        let is_kept = |job: &ReadJob| {
-            let is_of_fault = matches!(job.what, ReadFor::Fault(_));
-            go_on && (is_of_fault || mutant::on(Mutant::AheadOfTheGone))
+    /// Reads ahead for a client that has left: those that the source has not begun never are. Those
+    /// for faults go on: what they bring is likely to be wanted.
+    fn give_up_reads_ahead(&mut self, id: u64) {
+        let is_over = |job: &ReadJob| {
+            let is_ahead = matches!(job.what, ReadFor::Ahead(..));
+            job.client == id && is_ahead && !mutant::on(Mutant::AheadOfTheGone)
         };
-        let (jobs, turns) = (&mut self.jobs, &mut self.turns);
-        let gone = jobs.extract_if(|_, job| job.client == id && !is_kept(job));
-        let gone: HashMap<u64, ReadJob> = gone.collect();
-        if gone.is_empty() {
-            return;
+        let gone: HashMap<u64, ReadJob> = self.jobs.extract_if(|_, job| is_over(job)).collect();
+        if !gone.is_empty() {
+            self.turns.change(|it| it.ahead -= gone.len());
+            self.completions.keep(|job| !gone.contains_key(&job));
         }
-        for job in gone.values() {
-            match job.what {
-                ReadFor::Fault(_) => turns.end_read(job.owner),
-                ReadFor::Ahead(..) => turns.change(job.owner, |it| it.ahead -= 1),
-            }
-        }
-        self.completions.keep(|job| !gone.contains_key(&job));
     }
 
     /// Counters. No system call.
@@ -484,7 +437,6 @@ impl Clients {
         ClientsStats { clients, reading, ..self.stats }
     }
 
-    /// Whether this process is the cache's.
     fn is_here(&self) -> bool {
         self.snapshot.file.handle().core.owner.is_here()
     }

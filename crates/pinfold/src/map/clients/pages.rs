@@ -1,10 +1,9 @@
 //! Sets of pages of a snapshot. A set takes memory for what was put into it, however long the
-//! snapshot is: a client's 16 TiB that were removed by one call are one number more.
+//! snapshot is.
 //!
 //! A *block* is [`BLOCK_PAGES`] adjacent pages, aligned. Blocks of which a set has all pages are
 //! kept as intervals, and those of which it has some as a bit for each page. To add or remove a
-//! range takes as many steps as it swallows intervals and blocks of bits; each of these was made by
-//! a call before.
+//! range takes as many steps as it swallows intervals and blocks of bits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +13,6 @@ pub(super) const BLOCK_PAGES: u64 = 4096;
 
 const WORDS: usize = (BLOCK_PAGES / 64) as usize;
 
-/// A bit for each page of a block.
 type Bits = [u64; WORDS];
 
 /// A set of pages.
@@ -31,7 +29,6 @@ pub(super) struct PageSet {
     parts: BTreeMap<u64, Box<Bits>>,
 }
 
-/// What a set has of one block.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Block<'a> {
     None,
@@ -54,7 +51,6 @@ impl Block<'_> {
 }
 
 impl PageSet {
-    /// What it has of the block of `page`.
     pub(super) fn block_of(&self, page: u64) -> Block<'_> {
         let block = page / BLOCK_PAGES;
         if let Some(bits) = self.parts.get(&block) {
@@ -64,7 +60,6 @@ impl PageSet {
         if before.is_some_and(|(_, &end)| block < end) { Block::All } else { Block::None }
     }
 
-    /// Whether it has `page`.
     pub(super) fn has(&self, page: u64) -> bool {
         self.block_of(page).has(page)
     }
@@ -78,7 +73,6 @@ impl PageSet {
         is_new
     }
 
-    /// Adds all of `pages`.
     pub(super) fn add_all(&mut self, pages: Range<u64>) {
         let blocks = each_block(&pages);
         self.swallow_parts(&blocks.whole);
@@ -96,7 +90,6 @@ impl PageSet {
         }
     }
 
-    /// Removes all of `pages`.
     pub(super) fn remove_all(&mut self, pages: Range<u64>) {
         let blocks = each_block(&pages);
         self.swallow_parts(&blocks.whole);

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::error::ClientError;
+use super::error::{ClientError, ClientResult};
 use crate::base::mutant::{self, Mutant};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 
@@ -37,8 +37,7 @@ pub struct ClientMapping {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ClientMemory {
     /// A `MAP_PRIVATE` mapping of [`Clients::memory`](super::Clients::memory), each page at its
-    /// offset in the snapshot, registered for missing pages and for minor faults. Pages are shared
-    /// with all other such clients until the client stores to them.
+    /// offset in the snapshot, registered for missing pages and for minor faults.
     Shared,
     /// Anonymous memory, registered for missing pages: gets copies, which no other client has.
     Private,
@@ -46,7 +45,6 @@ pub enum ClientMemory {
     Zeros,
 }
 
-/// A range of addresses with one meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Region {
     pub(super) start: u64,
@@ -61,7 +59,6 @@ impl Region {
         self.start + (self.pages << PAGE_SHIFT)
     }
 
-    /// Pages of the snapshot; none for zeros.
     pub(super) fn snapshot(&self) -> Range<u64> {
         match self.memory {
             ClientMemory::Zeros => 0..0,
@@ -92,55 +89,42 @@ impl Region {
     }
 }
 
-/// All regions of a client.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
-    /// By their first address.
     all: BTreeMap<u64, Region>,
     /// The first address of those of the snapshot, by their first page.
     by_page: BTreeMap<u64, u64>,
 }
 
 impl Regions {
-    /// Those of `mappings`, of a snapshot of `pages` pages.
-    ///
-    /// # Errors
-    /// [`ClientError::Count`], [`ClientError::Mapping`].
-    pub(super) fn new(mappings: &[ClientMapping], pages: u64) -> Result<Self, ClientError> {
+    pub(super) fn new(mappings: &[ClientMapping], pages: u64) -> ClientResult<Self> {
         let count = mappings.len();
         if count == 0 || count > MAPPINGS_MAX {
-            return Err(ClientError::Count { count, most: MAPPINGS_MAX });
+            let text = format!("{count} mappings: there must be 1 to {MAPPINGS_MAX}");
+            return Err(ClientError::Wrong(text));
         }
         let mut regions = Regions::default();
-        let mut snapshot = BTreeMap::new();
         for (n, mapping) in mappings.iter().enumerate() {
             let ClientMapping { address, bytes, offset, .. } = *mapping;
-            let region = region(mapping, pages)
-                .and_then(|region| regions.insert_apart(&mut snapshot, n, region));
-            region.map_err(|why| ClientError::Mapping { n, address, bytes, offset, why })?;
+            let region = region(mapping, pages).and_then(|region| regions.insert_apart(region));
+            region.map_err(|why| {
+                let of = format!("address {address:#x}, {bytes} bytes, offset {offset}");
+                ClientError::Wrong(format!("mapping {n} ({of}): {why}"))
+            })?;
         }
         Ok(regions)
     }
 
     /// Adds a region of which no other has an address or a page.
-    fn insert_apart(
-        &mut self,
-        snapshot: &mut BTreeMap<u64, (u64, usize)>,
-        n: usize,
-        region: Region,
-    ) -> Result<(), String> {
+    fn insert_apart(&mut self, region: Region) -> Result<(), String> {
         let before = self.all.range(..region.end()).next_back();
         if before.is_some_and(|(_, other)| other.end() > region.start) {
             return Err("overlaps another mapping".to_owned());
         }
         let pages = region.snapshot();
-        if !pages.is_empty() {
-            if let Some((_, (end, other))) = snapshot.range(..pages.end).next_back()
-                && *end > pages.start
-            {
-                return Err(format!("has bytes of the snapshot that mapping {other} has, too"));
-            }
-            snapshot.insert(pages.start, (pages.end, n));
+        let last = pages.end.checked_sub(1).and_then(|last| self.before(last));
+        if last.is_some_and(|other| other.snapshot().end > pages.start) {
+            return Err("has bytes of the snapshot that another mapping has, too".to_owned());
         }
         self.insert(region);
         Ok(())
@@ -161,16 +145,19 @@ impl Regions {
         }
     }
 
-    /// The region that has `address`.
     pub(super) fn at(&self, address: u64) -> Option<Region> {
         let (_, region) = self.all.range(..=address).next_back()?;
         (address < region.end()).then_some(*region)
     }
 
-    /// The region that has `page` of the snapshot.
     pub(super) fn of_page(&self, page: u64) -> Option<Region> {
+        self.before(page).filter(|region| region.snapshot().contains(&page))
+    }
+
+    /// The last region that begins with this page of the snapshot or before it.
+    fn before(&self, page: u64) -> Option<Region> {
         let (_, start) = self.by_page.range(..=page).next_back()?;
-        self.all.get(start).filter(|region| region.snapshot().contains(&page)).copied()
+        self.all.get(start).copied()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Region> + '_ {
@@ -186,11 +173,7 @@ impl Regions {
         any.filter_map(|region| region.part(&range)).collect()
     }
 
-    /// `range` is no longer mapped.
-    ///
-    /// # Errors
-    /// [`ClientError::Pieces`].
-    pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<(), ClientError> {
+    pub(super) fn unmap(&mut self, range: Range<u64>) -> ClientResult {
         let range = whole_pages(&range);
         if mutant::on(Mutant::UnmappedStays) {
             return Ok(());
@@ -208,11 +191,7 @@ impl Regions {
         self.check_pieces()
     }
 
-    /// What was at `from` is at `to`.
-    ///
-    /// # Errors
-    /// [`ClientError::Pieces`].
-    pub(super) fn moved(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), ClientError> {
+    pub(super) fn moved(&mut self, from: u64, to: u64, bytes: u64) -> ClientResult {
         let source = from..from.saturating_add(bytes);
         let moved = self.parts(source.clone());
         self.unmap(source)?;
@@ -226,9 +205,9 @@ impl Regions {
         self.check_pieces()
     }
 
-    fn check_pieces(&self) -> Result<(), ClientError> {
+    fn check_pieces(&self) -> ClientResult {
         if self.all.len() > PIECES_MAX {
-            return Err(ClientError::Pieces { most: PIECES_MAX });
+            return Err(ClientError::pieces(PIECES_MAX));
         }
         Ok(())
     }
@@ -240,7 +219,6 @@ fn whole_pages(range: &Range<u64>) -> Range<u64> {
     range.start / page * page..range.end.min(ADDRESS_END).next_multiple_of(page)
 }
 
-/// A mapping by itself.
 fn region(mapping: &ClientMapping, pages: u64) -> Result<Region, String> {
     let ClientMapping { address, bytes, offset, memory } = *mapping;
     let page = PAGE_BYTES as u64;
@@ -314,7 +292,10 @@ mod tests {
             (mapping(0x10000 + 9 * P, P, 20 * P, Shared), "overlaps another mapping"),
             (mapping(0x10000 - P, 2 * P, 20 * P, Shared), "overlaps another mapping"),
             (mapping(0x10000 - P, 30 * P, 20 * P, Zeros), "overlaps another mapping"),
-            (mapping(0x40000, P, 9 * P, Private), "bytes of the snapshot that mapping 0 has, too"),
+            (
+                mapping(0x40000, P, 9 * P, Private),
+                "bytes of the snapshot that another mapping has, too",
+            ),
         ] {
             let said_of_it = why(&[good, wrong]);
             assert!(

@@ -9,9 +9,9 @@ use rustix::event::{Timespec, epoll};
 
 use super::ahead::AheadPlan;
 use super::client::{Came, Client, FaultOutcome, WaitingPage};
-use super::error::ClientError;
+use super::error::{ClientError, ClientResult};
 use super::foreign::{self, Message};
-use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX};
+use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX, TURN};
 use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
@@ -37,16 +37,14 @@ impl Clients {
         Some(due.saturating_duration_since(Instant::now()))
     }
 
-    /// Notes when a client has to be looked after: whenever that may have changed, but for what its
-    /// owner's reads change. For these it waits, if it could go on otherwise.
+    /// Notes when a client has to be looked after. For reads of all it waits, if it could go on
+    /// otherwise.
     pub(super) fn schedule(&mut self, id: u64) {
         let Some(client) = self.clients.get(&id) else { return };
         let now = Instant::now();
         let due = self.due(client, now);
         if due > now && (client.is_paused || client.ahead.is_some()) {
-            self.turns.change(client.owner, |it| {
-                it.waiting.insert(id);
-            });
+            self.turns.waiting.insert(id);
         }
         if client.due_at != Some(due) {
             client.due_at.map(|at| self.due.remove(&(at, id)));
@@ -64,17 +62,14 @@ impl Clients {
         let has_work = !client.came.is_empty()
             || (client.ahead.is_some() && self.goes_ahead(client))
             || client.is_paused != self.has_to_pause(client);
-        let due = if has_work { now } else { client.due() };
-        self.turns.rests_until(client.owner).unwrap_or(due)
+        if has_work { now } else { client.due() }
     }
 
-    /// Does what there is to do, a bounded part of it, in which each owner has its share. It waits
-    /// for no read, write or memory of this process; for the lock of a client's memory it waits,
-    /// and then leaves that client's owner alone for a time.
+    /// Does what there is to do, a bounded part of it, in which each client has its share. It waits
+    /// for no read, write or memory of this process, but for the lock of a client's memory.
     pub fn work(&mut self) -> Vec<ClientEvent> {
-        let mut told = Vec::new();
         if !self.is_here() {
-            return told; // a forked child shares the descriptors, and must leave them alone
+            return Vec::new(); // a forked child shares the descriptors, and must leave them alone
         }
         if !self.turns.is_in_round() {
             self.gather();
@@ -84,33 +79,25 @@ impl Clients {
         while let Some(id) = self.turns.next() {
             let Some(client) = self.clients.get_mut(&id) else { continue };
             client.is_ready = false;
-            let owner = client.owner;
             if client.is_broken {
-                self.end_if(id, Err(ClientError::Blocking), &mut told);
-                continue;
-            }
-            if !self.turns.has_turn(owner) {
-                self.set_pause(id);
-                self.schedule(id);
+                self.end_if(id, Err(ClientError::blocking()));
                 continue;
             }
             let mut turn = ClientTurn::begin();
-            let served = self.serve(id, &mut turn, &mut told);
+            let served = self.serve(id, &mut turn);
             let served = served.and_then(|()| self.count_pieces(id));
-            self.end_if(id, served, &mut told);
-            let goes_on = self.turns.end(owner, turn, began);
+            self.end_if(id, served);
             self.set_pause(id);
             self.schedule(id);
-            if !goes_on {
+            if began.elapsed() >= TURN {
                 break;
             }
         }
-        told
+        std::mem::take(&mut self.told)
     }
 
     /// Begins a round: finds the clients that have something to do.
     fn gather(&mut self) {
-        self.turns.begin_round();
         let mut events = std::mem::take(&mut self.events.0);
         events.clear();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -154,19 +141,13 @@ impl Clients {
         }
     }
 
-    /// A client's turn.
-    fn serve(
-        &mut self,
-        id: u64,
-        turn: &mut ClientTurn,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    fn serve(&mut self, id: u64, turn: &mut ClientTurn) -> ClientResult {
         // Ends: each turn takes one.
         while let Some(client) = self.clients.get_mut(&id)
             && let Some((page, came)) = client.came.pop_front()
         {
             match page {
-                Came::Page(page) => self.page_came(id, page, came, told)?,
+                Came::Page(page) => self.page_came(id, page, came)?,
                 // What cannot be read is read again when it is asked for.
                 Came::Ahead(plan, pieces) => self.pieces_came(id, &plan, pieces)?,
             }
@@ -174,51 +155,35 @@ impl Clients {
                 return Ok(());
             }
         }
-        self.try_again(id, turn, told)?;
-        self.hear(id, turn, told)?;
+        self.try_again(id, turn)?;
+        self.hear(id, turn)?;
         if let Some(client) = self.clients.get_mut(&id) {
             client.look_whether_it_lives()?;
         }
         if turn.has_time() { self.go_ahead(id) } else { Ok(()) }
     }
 
-    /// Counts what is kept of a client's pages.
-    ///
-    /// # Errors
-    /// It is too much, with that of its owner's other clients.
-    pub(super) fn count_pieces(&mut self, id: u64) -> std::result::Result<(), ClientError> {
+    /// Counts what is kept of a client's pages. An error: it is too much, with that of the others.
+    pub(super) fn count_pieces(&mut self, id: u64) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let now = client.pieces();
         let before = std::mem::replace(&mut client.counted, now);
-        let mut all = now;
-        self.turns.change(client.owner, |it| {
-            for (n, all) in it.pieces.iter_mut().enumerate() {
-                *all = *all + now[n] - before[n];
-            }
-            all = it.pieces;
-        });
-        if mutant::on(Mutant::PiecesOfEach) { Ok(()) } else { client.have(all) }
+        let all = &mut self.turns.pieces;
+        for ((all, now), before) in all.iter_mut().zip(now).zip(before) {
+            *all = *all + now - before;
+        }
+        if mutant::on(Mutant::PiecesOfEach) { Ok(()) } else { client.have(*all) }
     }
 
-    fn end_if(
-        &mut self,
-        id: u64,
-        done: std::result::Result<(), ClientError>,
-        told: &mut Vec<ClientEvent>,
-    ) {
+    fn end_if(&mut self, id: u64, done: ClientResult) {
         if let Err(cause) = done {
             self.remove(ClientId(id));
-            told.push(ClientEvent::Ended { client: ClientId(id), cause });
+            self.told.push(ClientEvent::Ended { client: ClientId(id), cause });
         }
     }
 
     /// Reads a client's messages, as many as fit into its turn.
-    pub(super) fn hear(
-        &mut self,
-        id: u64,
-        turn: &mut ClientTurn,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    pub(super) fn hear(&mut self, id: u64, turn: &mut ClientTurn) -> ClientResult {
         // Ends: with the messages, or with the turn.
         while let Some(client) = self.clients.get(&id)
             && client.has_said
@@ -230,15 +195,13 @@ impl Clients {
             let read = client.uffd().read(&mut messages, &mut children);
             turn.heard(messages.len());
             let are_all = messages.len() < foreign::MESSAGES_MAX;
-            let read = read.map_err(ClientError::of_read).and_then(|()| {
-                let has_forked = !children.is_empty();
-                if has_forked {
+            let read = match read.map_err(ClientError::of_read) {
+                Ok(()) if !children.is_empty() => {
                     Err(ClientError::Forked { children: children.into() })
-                } else {
-                    Ok(())
                 }
-            });
-            let taken = read.and_then(|()| self.take(id, &mut messages, told));
+                read => read,
+            };
+            let taken = read.and_then(|()| self.take(id, &mut messages));
             messages.clear();
             self.messages = messages;
             taken?;
@@ -253,12 +216,7 @@ impl Clients {
     }
 
     /// Does what a client's messages say, of which there are few.
-    pub(super) fn take(
-        &mut self,
-        id: u64,
-        messages: &mut Vec<Message>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    pub(super) fn take(&mut self, id: u64, messages: &mut Vec<Message>) -> ClientResult {
         // What the client did to its memory first: since these messages were read, the kernel lets
         // pages be installed again, and a fault must not install what was removed.
         if !mutant::on(Mutant::EventsAfterFaults) {
@@ -277,7 +235,7 @@ impl Clients {
             if has_changed && client.page_at(address).is_err() {
                 client.wake(address); // it may be mapped elsewhere by now: it asks again
             } else {
-                self.fault(id, address, None, told)?;
+                self.fault(id, address, None)?;
             }
         }
         Ok(())
@@ -289,8 +247,7 @@ impl Clients {
         id: u64,
         address: u64,
         short_since: Option<Instant>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    ) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let page = match client.page_at(address) {
             // It may have moved its memory there, which is not told yet.
@@ -305,7 +262,7 @@ impl Clients {
         {
             touched.new.push(page);
         }
-        match self.put(id, page.unwrap_or_default(), address, told)? {
+        match self.put(id, page.unwrap_or_default(), address)? {
             Some(FaultOutcome::Later) => self.rest(id, address, short_since),
             Some(FaultOutcome::Absent(page)) => match short_since {
                 // It was read, and is not in the mirror.
@@ -313,7 +270,7 @@ impl Clients {
                     let handle = self.snapshot.file.handle();
                     let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
                     let cause = short.of(&handle.mapping, page);
-                    self.fail(id, page, cause, told);
+                    self.fail(id, page, cause);
                 }
                 _ => self.read(id, page, short_since),
             },
@@ -323,13 +280,7 @@ impl Clients {
     }
 
     /// Installs the page at `address`, and counts it. `None`: it cannot be had, which is told.
-    fn put(
-        &mut self,
-        id: u64,
-        page: u64,
-        address: u64,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<Option<FaultOutcome>, ClientError> {
+    fn put(&mut self, id: u64, page: u64, address: u64) -> ClientResult<Option<FaultOutcome>> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
             Ok(served) => {
@@ -340,7 +291,7 @@ impl Clients {
                 Ok(Some(served))
             }
             Err(ClientError::Cache(cause)) => {
-                self.fail(id, page, cause, told);
+                self.fail(id, page, cause);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -354,44 +305,39 @@ impl Clients {
         }
     }
 
-    fn fail(&mut self, id: u64, page: u64, cause: Error, told: &mut Vec<ClientEvent>) {
+    fn fail(&mut self, id: u64, page: u64, cause: Error) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.fail(page);
         self.stats.failed += 1;
         let (client, offset) = (ClientId(id), page << PAGE_SHIFT);
-        told.push(ClientEvent::PageFailed { client, offset, cause });
+        self.told.push(ClientEvent::PageFailed { client, offset, cause });
     }
 
-    /// Begins to read a page for a fault, and what is around it, unless that is under way. Memory
-    /// for it may have been short before.
+    /// Begins to read a page for a fault, and what is around it, unless that is under way.
     fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
             waiting.insert(WaitingPage { since: Instant::now(), short_since });
             self.stats.waited += 1;
-            let owner = client.owner;
-            self.turns.read(owner, id, page);
-            self.begin_reads(owner);
+            self.turns.read(id, page);
+            self.begin_reads();
         }
     }
 
-    /// Begins reads that an owner's faults wait for: so many that half of what the source carries
-    /// out at a time is left to others. A part of it that is slow, or that does not answer, keeps
-    /// no more.
-    pub(super) fn begin_reads(&mut self, owner: u64) {
+    /// Begins reads that faults wait for: so many that half of what the source carries out at a time
+    /// is left to others. A part of it that is slow, or that does not answer, keeps no more.
+    pub(super) fn begin_reads(&mut self) {
         let most = self.snapshot.file.handle().mapping.backing.at_once() / 2;
         // Ends: each turn begins one.
-        while let Some((id, page)) = self.turns.begin_read(owner, most.max(1)) {
+        while let Some((id, page)) = self.turns.begin_read(most.max(1)) {
             let client = self.clients.get(&id).expect("no reads are left of who has left");
             self.last_job += 1;
-            self.jobs
-                .insert(self.last_job, ReadJob { client: id, owner, what: ReadFor::Fault(page) });
+            self.jobs.insert(self.last_job, ReadJob { client: id, what: ReadFor::Fault(page) });
             around::begin(client.file.handle(), page, self.snapshot.around(page));
             self.completions.read_at(&client.file, vec![0], page << PAGE_SHIFT, self.last_job);
         }
     }
 
-    /// Gives to clients what was read for them.
     pub(super) fn take_completions(&mut self) {
         for _ in 0..COMPLETIONS_MAX {
             let Some((number, completion)) = self.completions.next() else { return };
@@ -407,18 +353,15 @@ impl Clients {
                 *left -= 1;
                 continue;
             }
-            let ReadJob { client: id, owner, what } = job.remove();
+            let ReadJob { client: id, what } = job.remove();
             match what {
                 ReadFor::Fault(_) => {
-                    self.turns.end_read(owner);
-                    self.begin_reads(owner);
+                    self.turns.end_read();
+                    self.begin_reads();
                 }
-                ReadFor::Ahead(..) => self.turns.change(owner, |it| it.ahead -= 1),
+                ReadFor::Ahead(..) => self.turns.change(|it| it.ahead -= 1),
             }
-            let Some(client) = self.clients.get_mut(&id) else {
-                self.of_nobody -= usize::from(matches!(what, ReadFor::Fault(_)));
-                continue; // it has left
-            };
+            let Some(client) = self.clients.get_mut(&id) else { continue }; // it has left
             let came = match what {
                 ReadFor::Fault(page) => Came::Page(page),
                 ReadFor::Ahead(plan, pieces, _) => Came::Ahead(plan, pieces),
@@ -431,23 +374,17 @@ impl Clients {
     }
 
     /// The page for which a fault has waited was read.
-    pub(super) fn page_came(
-        &mut self,
-        id: u64,
-        page: u64,
-        result: Result<()>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    pub(super) fn page_came(&mut self, id: u64, page: u64, result: Result<()>) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let short_since = client.waiting.remove(&page).and_then(WaitingPage::short_since);
         let handle = self.snapshot.file.handle();
         if let Err(cause) = result.and_then(|()| handle.check_page(page)) {
-            self.fail(id, page, cause, told);
+            self.fail(id, page, cause);
             return Ok(());
         }
         // Unmapped meanwhile: nobody waits.
         let Some(address) = client.address_of(page) else { return Ok(()) };
-        match self.put(id, page, address, told)? {
+        match self.put(id, page, address)? {
             Some(FaultOutcome::Done(_)) => self.keep(page),
             Some(FaultOutcome::Absent(_) | FaultOutcome::Later) => {
                 let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
@@ -468,13 +405,7 @@ impl Clients {
         }
     }
 
-    /// Tries faults again that have rested.
-    fn try_again(
-        &mut self,
-        id: u64,
-        turn: &mut ClientTurn,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
+    fn try_again(&mut self, id: u64, turn: &mut ClientTurn) -> ClientResult {
         // Ends: with the turn; each rests anew, or is none any more.
         while let Some(client) = self.clients.get_mut(&id)
             && !turn.is_over()
@@ -482,7 +413,7 @@ impl Clients {
         {
             turn.heard(1);
             if client.page_at(again.address).is_ok() {
-                self.fault(id, again.address, again.short_since, told)?;
+                self.fault(id, again.address, again.short_since)?;
             } else {
                 client.wake(again.address); // it may be mapped elsewhere by now: it asks again
             }
@@ -490,14 +421,11 @@ impl Clients {
         Ok(())
     }
 
-    /// Whether a client's faults are left in the kernel: too many of its owner's wait for reads, or
-    /// its owner rests.
+    /// Whether a client's faults are left in the kernel: too many wait for reads.
     pub(super) fn has_to_pause(&self, client: &Client) -> bool {
         let most = if client.is_paused { READS_MAX / 2 } else { READS_MAX };
         let rest = if mutant::on(Mutant::RestsPause) { client.resting() } else { 0 };
-        let owner = self.turns.owner(client.owner);
-        owner.is_some_and(|owner| owner.reads + rest >= most)
-            || self.turns.rests_until(client.owner).is_some()
+        self.turns.reads + rest >= most
     }
 
     /// Waits for a client's faults, or does not while it has to pause.
@@ -518,20 +446,17 @@ impl Clients {
     /// Whether more can be installed ahead in a client's memory now, or nothing is left to do.
     fn goes_ahead(&self, client: &Client) -> bool {
         let Some(ahead) = &client.ahead else { return false };
-        let owner = self.turns.owner(client.owner);
-        let is_room = owner.is_none_or(|owner| owner.ahead < AHEAD_MAX);
-        ahead.is_over() || (ahead.goes_on() && is_room)
+        ahead.is_over() || (ahead.goes_on() && self.turns.ahead < AHEAD_MAX)
     }
 
     /// Installs the next pieces ahead, and begins to read what is absent of them.
-    fn go_ahead(&mut self, id: u64) -> std::result::Result<(), ClientError> {
+    fn go_ahead(&mut self, id: u64) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         if client.ahead.take_if(|ahead| ahead.is_over()).is_some() {
             self.stats.ahead -= 1;
         }
-        let owner = client.owner;
         let Some(ahead) = &mut client.ahead else { return Ok(()) };
-        if self.turns.owner(owner).is_some_and(|owner| owner.ahead >= AHEAD_MAX) {
+        if self.turns.ahead >= AHEAD_MAX {
             return Ok(());
         }
         let Some(pieces) = ahead.next() else { return Ok(()) };
@@ -547,8 +472,8 @@ impl Clients {
             }
             self.last_job += 1;
             let what = ReadFor::Ahead(plan, pieces, wanted.len());
-            self.turns.change(owner, |it| it.ahead += 1);
-            self.jobs.insert(self.last_job, ReadJob { client: id, owner, what });
+            self.turns.ahead += 1;
+            self.jobs.insert(self.last_job, ReadJob { client: id, what });
             // By the file's common handle, so that the client's has the order of its faults alone.
             let file = &self.snapshot.file;
             let _ = many::prefetch(file.handle(), &wanted); // else each is read by itself
@@ -560,11 +485,7 @@ impl Clients {
     }
 
     /// Installs what is there of a piece; returns the pages that are not.
-    fn install_piece(
-        &mut self,
-        id: u64,
-        piece: &[u64],
-    ) -> std::result::Result<Vec<u64>, ClientError> {
+    fn install_piece(&mut self, id: u64, piece: &[u64]) -> ClientResult<Vec<u64>> {
         let mut absent = Vec::new();
         let Some(client) = self.clients.get_mut(&id) else { return Ok(absent) };
         for run in piece.chunk_by(|one, next| one + 1 == *next) {
@@ -582,8 +503,7 @@ impl Clients {
     }
 
     /// Begins to read the absent pages of a piece, with what is between them, as long as memory is
-    /// plenty. Returns those that are to be waited for: of each folio one, and all that could not
-    /// be begun.
+    /// plenty. Returns those that are to be waited for: of each folio one.
     fn begin_to_read(&self, absent: &[u64]) -> Vec<u64> {
         let handle = self.snapshot.file.handle();
         let [first, .., last] = *absent else { return absent.to_vec() };
@@ -611,7 +531,7 @@ impl Clients {
         id: u64,
         plan: &Arc<AheadPlan>,
         pieces: Range<usize>,
-    ) -> std::result::Result<(), ClientError> {
+    ) -> ClientResult {
         let ahead = self.clients.get_mut(&id).and_then(|client| client.ahead.as_mut());
         if let Some(ahead) = ahead.filter(|ahead| Arc::ptr_eq(&ahead.plan, plan)) {
             // The read may be of an earlier call with the same pages.

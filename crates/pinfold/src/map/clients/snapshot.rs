@@ -17,7 +17,6 @@ use crate::pages::handle::Handle;
 /// The most pages of a run, and the aligned blocks within which runs are.
 pub(super) const RUN_PAGES: u64 = 128;
 
-/// A file that clients are served from.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) file: Arc<File>,
@@ -30,7 +29,6 @@ pub(super) struct Snapshot {
     known: PageSet,
 }
 
-/// Which pages of a block are known to be zeros.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ZerosNear<'a> {
     holes: Block<'a>,
@@ -38,7 +36,6 @@ pub(super) struct ZerosNear<'a> {
 }
 
 impl ZerosNear<'_> {
-    /// Whether `page`, which is of the block, is.
     pub(super) fn has(self, page: u64) -> bool {
         self.holes.has(page) || self.seen.has(page)
     }
@@ -80,17 +77,14 @@ impl Snapshot {
         Snapshot { file: Arc::new(file.clone()), pages, holes, zeros, known }
     }
 
-    /// This snapshot for another thread.
     pub(super) fn another(&self) -> Self {
         Snapshot { holes: self.holes.clone(), ..Self::new(&self.file) }
     }
 
-    /// These pages are zeros.
     pub(super) fn add_zeros(&mut self, pages: Range<u64>) {
         Arc::make_mut(&mut self.holes).add_all(pages.start..pages.end.min(self.pages));
     }
 
-    /// Whether it is known that `page` is zeros.
     pub(super) fn is_zero(&self, page: u64) -> bool {
         self.holes.has(page) || self.zeros.has(page)
     }
@@ -133,11 +127,8 @@ impl Snapshot {
 
     /// The run of pages around `page`, of those that are in the mirror and are not `installed`.
     /// `bounds` has at most [`RUN_PAGES`]. What is cached of its aligned 128 KiB gets there now, if
-    /// there is memory at once. A page of zeros ends the run; if `page` is one itself, it is the
-    /// run. `None`: `page` is not cached, or there is no memory for it in the mirror.
-    ///
-    /// # Errors
-    /// The system refuses memory.
+    /// there is memory at once. A page of zeros ends the run, or is the run. `None`: `page` is not
+    /// cached, or there is no memory for it in the mirror.
     pub(super) fn run<'a>(
         &mut self,
         handle: &'a Handle,
@@ -206,7 +197,6 @@ impl Snapshot {
         folio.as_ref().is_some_and(|it| !self.learn(handle, it, page))
     }
 
-    /// How many bytes of `page` the file has.
     pub(super) fn bytes_of(&self, page: u64) -> usize {
         let left = self.file.len().saturating_sub(page << PAGE_SHIFT);
         left.min(PAGE_BYTES as u64) as usize

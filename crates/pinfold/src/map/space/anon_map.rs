@@ -3,14 +3,11 @@
 use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::{io, slice};
 
-use super::anon::{AccessOrder, Area, CopyPart, HeldRange, Origin, Protection, pages_of};
-use super::fault::FaultLock;
-use super::stats::read;
-use super::target::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
-use super::vma::{FaultAccess, Mapped, Vma, begin, end};
+use super::anon::{Area, CopyPart, HeldRange, Origin, pages_of};
+use super::target::{MapRecord, MapTarget, SpaceCore};
+use super::vma::{FaultAccess, Mapped};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, RangeCause, Result};
@@ -18,23 +15,23 @@ use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::swap::pages::{OwnMemory, PageStates};
 use crate::mapped::task::{Waiter, now};
+use crate::pages::freeze;
 use crate::source::Hint;
 
 /// Memory of the program's own under the cache's budget: anonymous memory
 /// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
 /// ([`Space::map_private`](crate::Space::map_private)).
 ///
-/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its
-/// bytes are gone then. Offsets of its calls count from its start.
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it. Offsets of
+/// its calls count from its start.
 ///
 /// # Where the bytes are
 ///
-/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
-/// cache evicts whichever is used least. What was stored to goes to the swap
-/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory. A page of
-/// anonymous memory that is all zeros needs no write; nor does what is there already and was not
-/// changed since. The next access brings it back, with pages that follow, if they lie together in
-/// the swap and the pages before were touched, too.
+/// A page takes memory of the budget once it is touched, like a cached page of a file, and the cache
+/// evicts whichever is used least. What was stored to since it was last written goes to the swap
+/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory, unless it is all
+/// zeros. The next access brings it back, with pages that follow, if they lie together in the swap
+/// and the pages before were touched, too.
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
 /// leave the budget, an access to a further page fails with [`ErrorKind::NoMemory`] after 2
@@ -44,34 +41,32 @@ use crate::source::Hint;
 ///
 /// The access gets SIGBUS, as with mmap(2), and [`last_failure`](crate::Space::last_failure) says
 /// why: the page could not be read from the swap (or from the file of a private view), or there is
-/// no memory for it. Others go on, and the page's bytes stay where they are. The next access tries
-/// again. Where handler threads serve, the page is *poisoned*: each access to it fails, until
+/// no memory for it. The page's bytes stay where they are, and the next access tries again. Where
+/// handler threads serve, the page is *poisoned*: each access to it fails, until
 /// [`read_at`](Self::read_at), [`write_at`](Self::write_at), [`hold`](Self::hold), or
-/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it. These return an error instead
-/// of a signal.
+/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it, which return errors.
 ///
 /// # What must not be done with the memory
 ///
 /// - The program must not unmap, remap or advise it by system calls of its own. A page that was taken
 ///   out of memory so (by `MADV_DONTNEED`, for example) is not zeros afterwards: what was stored to it
 ///   since it was last written to the swap is lost, and then each access fails, and
-///   [`last_failure`](crate::Space::last_failure) says so, until [`discard`](Self::discard), or
-///   [`write_at`](Self::write_at) of the whole page; what the swap has comes back. Advice that takes
-///   nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless, and so is KSM.
+///   [`last_failure`](crate::Space::last_failure) says so, until [`discard`](Self::discard); what the
+///   swap has comes back. Advice that takes nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless,
+///   and so are KSM and mprotect(2), which [`read_at`](Self::read_at) and
+///   [`write_at`](Self::write_at) do not heed.
 /// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:
 ///   where the thread that faults serves itself, a system call that stores to the memory (such as
 ///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
 ///   stored to since. [`hold`](Self::hold) prevents that, too.
-/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)): a read(2) of a
-///   file opened with `O_DIRECT` into it, registered buffers of an `io_uring`. Such stores pass the
-///   page table by, so a page-out does not see them, and elsewhere **the bytes are lost without an
-///   error**.
+/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)). Such stores pass
+///   the page table by, so a page-out does not see them, and elsewhere **the bytes are lost without
+///   an error**.
 /// - A child of fork(2) does not have it.
 pub struct AnonMap {
     target: Arc<MapTarget>,
     area: Arc<Area>,
-    vma: &'static Vma<Arc<MapTarget>>,
-    number: u32,
+    record: MapRecord,
 }
 
 // As for `Cache`.
@@ -90,7 +85,6 @@ impl std::fmt::Debug for AnonMap {
 }
 
 impl AnonMap {
-    /// Anonymous memory of `len` bytes.
     pub(super) fn anonymous(space: &Arc<SpaceCore>, len: usize) -> Result<Self> {
         AnonMap::new(space, "anonymous memory", len, Origin::Zeros)
     }
@@ -105,46 +99,34 @@ impl AnonMap {
     fn new(space: &Arc<SpaceCore>, name: &str, len: usize, origin: Origin) -> Result<Self> {
         let core = space.cache.core();
         core.check_owner()?;
-        let refused = |what, cause: io::Error| {
-            let (path, cause) = (name.into(), Arc::new(cause));
-            crate::error::Error::from(Cause::Map { what, path, start: 0, end: len as u64, cause })
+        let refused = |cause: io::Error| {
+            let (what, path, end, cause) = ("map", name.into(), len as u64, Arc::new(cause));
+            crate::error::Error::from(Cause::Map { what, path, start: 0, end, cause })
         };
         if len == 0 {
             let (what, path, cause) = ("map", name.into(), RangeCause::Empty);
             return Err(Cause::WrongRange { what, path, start: 0, end: 0, cause }.into());
         }
-        let too_large = || refused("map", io::Error::other("no process has so many addresses"));
+        let too_large = || refused(io::Error::other("no process has so many addresses"));
         let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
         if isize::try_from(whole).is_err() {
             return Err(too_large());
         }
         let file = space.cache.own_memory(name, whole as u64)?;
         let weak = Arc::downgrade(&file.handle().core);
-        let proc = space.proc().map_err(|why| refused("map", why))?;
-        let area = Area::new((&space.uffd, proc), weak, origin, len);
-        let area = area.map_err(|why| refused("map", why))?;
+        let proc = space.proc().map_err(refused)?;
+        let area = Area::new((&space.uffd, proc), weak, origin, len).map_err(refused)?;
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
-        let no_memory = |_| refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
+        let no_memory = |_| refused(io::Error::from_raw_os_error(libc::ENOMEM));
         let states = PageStates::new(area.pages()).map_err(no_memory)?;
         file.handle().mapping.make_own(states, memory);
         let target = Arc::new(MapTarget::new(file, Some(area.clone()), space.clone()));
-        let (number, vma) = RECORDS.claim().ok_or_else(|| refused("map", no_record()))?;
         let addresses = area.addresses(&(0..area.pages()));
         let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
-        let map = AnonMap { target, area, vma, number };
-        let layout = map.target.space.layout();
-        let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
-            INDEX.set(&map.area.reservation.addresses(), Some(number))
-        });
-        drop(layout);
-        if !published {
-            // The drop of `map` undoes all of it.
-            return Err(refused("map", not_indexed()));
-        }
-        let mapping = &map.target.file.handle().mapping;
-        map.area.protect(mapping, Protection::ReadWrite).map_err(|why| refused("map", why))?;
-        Ok(map)
+        let reserved = area.reservation.addresses();
+        let record = MapRecord::begin(space, mapped, &reserved).map_err(refused)?;
+        Ok(AnonMap { target, area, record })
     }
 
     /// The first byte. Valid for reads and stores of [`len`](Self::len) bytes as long as the map is
@@ -174,7 +156,7 @@ impl AnonMap {
     /// - nobody else has a slice of the memory, reads it or stores to it, and nobody calls
     ///   [`write_at`](Self::write_at) or [`discard`](Self::discard); who only reads by this slice
     ///   may share it;
-    /// - the map stays readable and writable ([`protect`](Self::protect));
+    /// - the memory stays readable and writable (mprotect(2));
     /// - the thread may call the cache wherever it uses the slice ([`Space`](crate::Space), "Who
     ///   serves a fault").
     #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
@@ -187,9 +169,8 @@ impl AnonMap {
     /// `buf.len()`, or fewer at the end. What other threads store meanwhile may be there in part.
     ///
     /// # Errors
-    /// [`ErrorKind::Read`], [`ErrorKind::NoMemory`], [`ErrorKind::System`] if the memory is
-    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what
-    /// reads of its file fail with.
+    /// [`ErrorKind::Read`], [`ErrorKind::NoMemory`], [`ErrorKind::System`] if the system refuses
+    /// something, [`ErrorKind::Forked`]; of a private view what reads of its file fail with.
     pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
         let end = offset.saturating_add(buf.len()).min(self.len());
         let mut copy = [0; PAGE_BYTES];
@@ -203,8 +184,7 @@ impl AnonMap {
     }
 
     /// Copies `buf` to `offset` and what follows, with errors instead of signals. Returns how many
-    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part. Of a
-    /// page that is in the swap, nothing is read if all of it is stored.
+    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
@@ -219,13 +199,11 @@ impl AnonMap {
     }
 
     /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
-    /// returns is there: no page-out takes them or writes them. So devices may store to them,
-    /// direct I/O may read into them, and system calls meet no fault there. Pages may be held more
-    /// than once.
+    /// returns is there: no page-out takes them or writes them. So devices may store to them, and
+    /// system calls meet no fault there. Pages may be held more than once.
     ///
     /// All maps of a cache together can have a quarter of its budget held.
-    /// [`discard`](Self::discard) does not heed this: its pages leave memory, and what a device
-    /// stores to them then is lost.
+    /// [`discard`](Self::discard) takes held pages out of memory, too.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space};
@@ -258,8 +236,8 @@ impl AnonMap {
     /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern
     /// the whole map, until the next of the two: whether pages that follow are brought with a page.
     /// [`Hint::WillNeed`] brings the pages of the range, at most a quarter of the budget, and waits
-    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes
-    /// stay as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
+    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; their bytes
+    /// stay ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the range is reversed, or ends beyond the map;
@@ -268,42 +246,30 @@ impl AnonMap {
         let handle = self.target.file.handle();
         self.check("advise on", &range)?;
         match hint {
-            Hint::Sequential => {
-                self.area.order.store(AccessOrder::Sequential as u8, Ordering::Relaxed);
-            }
-            Hint::Random => self.area.order.store(AccessOrder::Random as u8, Ordering::Relaxed),
+            Hint::Sequential | Hint::Random => handle.stream.advise(hint),
+            _ if range.is_empty() => {}
             Hint::WillNeed => {
                 let pages = pages_of(&range);
                 let share = u64::from(handle.core.frames.frames() / 4);
                 for page in pages.start..pages.end.min(pages.start + share) {
-                    if range.is_empty() {
-                        break;
-                    }
                     if !self.area.look(handle, page, FaultAccess::Load)? {
                         now(self.area.bring(handle, page, FaultAccess::Load, Waiter::Thread))?;
                     }
                 }
             }
             Hint::DontNeed => {
-                if !range.is_empty() {
-                    crate::pages::freeze::drop_clean(
-                        &handle.core,
-                        &handle.mapping,
-                        pages_of(&range),
-                    );
-                }
+                freeze::drop_clean(&handle.core, &handle.mapping, pages_of(&range));
             }
         }
         Ok(())
     }
 
-    /// Takes the pages of `range` out of memory now, whether or not the cache needs the room, as
-    /// madvise(2) does for `MADV_PAGEOUT`. Those that were stored to are written to the swap first,
-    /// and the call waits for that. Returns how many bytes have left memory.
+    /// Takes the pages of `range` out of memory now, as madvise(2) does for `MADV_PAGEOUT`. Those
+    /// that were stored to are written to the swap first, and the call waits for that. Returns how
+    /// many bytes have left memory.
     ///
-    /// Some pages stay: those that are held ([`hold`](Self::hold)); those that another thread
-    /// brings or stores to meanwhile; and, of those that were stored to, the ones for which there
-    /// is no swap or no room in it, or whose write fails.
+    /// Some pages stay: those that are held ([`hold`](Self::hold)), that another thread brings or
+    /// stores to meanwhile, for which there is no room in the swap, or whose write fails.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
@@ -315,27 +281,20 @@ impl AnonMap {
             return Ok(0);
         }
         // As madvise(2) has the lock of the whole address space.
-        let shared = &self.target.space.shared;
-        let _layout = (shared.lock == FaultLock::Space).then(|| {
-            let (layout, waited) = read(&shared.layout);
-            shared.counters.space_readers.note(waited);
-            layout
-        });
-        let gone = Area::page_out(self.target.file.handle(), pages_of(&range))?;
+        let out = || Area::page_out(self.target.file.handle(), pages_of(&range));
+        let gone = self.target.space.shared.compared.in_layout(out)?;
         Ok(gone as usize * PAGE_BYTES)
     }
 
     /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
     /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
     /// and ends at one, or with the map, unless it is empty. Waits for page-outs of these pages
-    /// that are under way.
-    ///
-    /// It is a store, as far as slices are concerned.
+    /// that are under way. For slices, it is a store.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the system keeps a
-    /// page in memory, which it names, as the program has sealed it (mseal(2)): what is sealed
-    /// keeps its bytes, and the other pages are forgotten.
+    /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the program has sealed
+    /// a page (mseal(2)), which the error names: what is sealed keeps its bytes, and the other pages
+    /// are forgotten.
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
         self.check("discard", &range)?;
         if range.is_empty() {
@@ -356,21 +315,6 @@ impl AnonMap {
         forgotten
     }
 
-    /// What may be done with the memory from now on. It stays as it is; nothing is brought or paged
-    /// out for this, and page-outs go on.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`] if the system refuses; [`ErrorKind::Forked`].
-    pub fn protect(&self, protection: Protection) -> Result<()> {
-        let handle = self.target.file.handle();
-        handle.core.check_owner()?;
-        let pages = 0..self.area.pages();
-        let waits = &self.target.space.shared.counters.map_writers;
-        let protect = |_: &mut _| self.area.protect(&handle.mapping, protection);
-        let allowed = self.vma.change(waits, protect);
-        allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
-    }
-
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
         self.target.file.handle().core.check_owner()?;
         self.target.check(what, range, self.len())
@@ -387,17 +331,8 @@ impl Drop for AnonMap {
         // it.
         let forgotten = self.area.forget(handle, 0..self.area.pages(), true);
         debug_assert!(forgotten.is_ok(), "{forgotten:?}");
-        let layout = self.target.space.layout();
-        let waits = &self.target.space.shared.counters.map_writers;
-        let addresses = self.area.reservation.addresses();
-        let clear = |_: &Mapped<_>| {
-            INDEX.set(&addresses, None);
-        };
-        drop(end(self.vma, waits, clear, || RECORDS.release(self.number)));
-        drop(layout);
-        // Who still waits for a page repeats the access. The addresses go with the area's last
-        // share.
-        self.target.space.uffd.wake(addresses.start, addresses.len());
+        // The addresses go with the area's last share.
+        self.record.end(&self.target.space, &self.area.reservation.addresses(), || {});
     }
 }
 
@@ -419,7 +354,6 @@ fn each_page(
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 impl AnonMap {
-    /// The state of a page.
     pub(super) fn state(&self, page: u64) -> crate::mapped::swap::pages::PageState {
         let mut changing = self.target.file.handle().mapping.change();
         changing.own().expect("own memory has states").get(page)

@@ -1,9 +1,6 @@
 //! A fault: what happens between an access to a page that is not in the map's memory and the
-//! moment at which the access can be repeated.
-//!
-//! The steps, and in which order the locks are taken. What a page needs to be there is not here
-//! (`map/lend.rs`, and for own memory `anon/bring.rs`; which one, says the [`Target`] below, which
-//! `target.rs` implements), nor who is called if it cannot be.
+//! moment at which the access can be repeated. How the page gets there is said by the [`Target`]
+//! (`target.rs`): `map/lend.rs`, or for own memory `anon/bring.rs`.
 //!
 //! # States of a fault
 //!
@@ -18,81 +15,58 @@
 //! | elsewhere | none | no map has the address whose faults come in this way | somebody else's |
 //! | failed | read | the page cannot be read, and the generation is still the same | as for mmap(2): a signal |
 //!
-//! `lock` is the map's own. With [`FaultLock::Space`] the state *retries* also has the lock of the
-//! whole space, for reading, which it takes first. A thread that changes a map takes both for
-//! writing, in the same order.
+//! `lock` is the map's own: a fault lets go of it before it brings, and comes back by *retries*. To
+//! compare with other ways (`compared.rs`), *retries* also takes the lock of the whole space, before
+//! the map's, or the page is brought under the locks that the fault has.
 //!
-//! [`FaultIo::Drop`] lets go of the lock before it brings, and comes back by *retries*. With
-//! [`FaultIo::Hold`] it brings under the lock, and is there; where that is to be the lock of the
-//! space, it lets go of the map's first, looks again under both, and brings under both. A page that
-//! needs no read is seldom waited for by way of *retries*: `look` itself waits for the thread that
-//! is just putting it there, though a task only for a moment. What was brought is kept until it was
-//! looked for, and then mapped at once, where the access wants it.
+//! A page that needs no read is seldom waited for by way of *retries*: `look` itself waits for the
+//! thread that is just putting it there, though a task only for a moment. What was brought is kept
+//! until it was looked for, and then mapped at once, where the access wants it.
 //!
 //! # Why it ends
 //!
 //! *retries* finds a page absent only if it left its file since it was brought, or if another
-//! page's owner got its place. After
-//! [`RETRIES_MAX`] times the access is repeated all the same: it is a new fault then, which may be
-//! served by a thread that had better luck.
+//! page's owner got its place. After [`RETRIES_MAX`] times the access is repeated all the same: it is
+//! a new fault then.
 
-use super::stats::{SpaceCounters, read};
+use super::compared::Compared;
+use super::stats::{SpaceCounters, SpaceStats};
 use super::vma::{FaultAccess, Vma, Wanted};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::RETRIES_MAX;
-use crate::base::sync::{RwLock, between_steps};
+use crate::base::sync::between_steps;
 use crate::base::wait::together;
 use crate::error::{Error, Result};
 use crate::mapped::task::{Waiter, now};
-
-/// Which lock a fault takes again, once its page was read. Feature `testing`: for comparisons only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
-pub enum FaultLock {
-    /// That of its own map.
-    #[default]
-    Vma,
-    /// That of the whole space, as the kernel's faults take `mmap_lock`. To compare with.
-    Space,
-}
-
-/// What a fault does with the lock of its map while its page is read. Feature `testing`: for
-/// comparisons only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
-pub enum FaultIo {
-    /// It lets go of the lock, and takes one again when the page was read.
-    #[default]
-    Drop,
-    /// It keeps the lock. Whoever unmaps or changes the map waits for the read, and so does a
-    /// handler thread, which serves nothing else meanwhile. Futures that wait for other pages of
-    /// what it reads are woken when the fault has ended.
-    Hold,
-}
-
-/// Who serves a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ServedBy {
-    /// The thread that faults, which got a signal.
-    Signal,
-    /// A task of a thread of the space, which got a message.
-    Message,
-}
+use crate::mapped::uffd::Ask;
 
 /// What all maps of a space share, as far as faults are concerned.
 #[derive(Debug)]
 pub(crate) struct SpaceShared {
-    pub(crate) lock: FaultLock,
-    pub(crate) io: FaultIo,
-    pub(crate) by: ServedBy,
-    /// Taken for writing to change which maps there are.
-    pub(crate) layout: RwLock<()>,
+    pub(crate) by: Ask,
+    pub(crate) compared: Compared,
     pub(crate) counters: SpaceCounters,
 }
 
 impl SpaceShared {
-    pub(crate) fn new(lock: FaultLock, io: FaultIo, by: ServedBy) -> Self {
-        SpaceShared { lock, io, by, layout: RwLock::new(()), counters: SpaceCounters::default() }
+    pub(crate) fn new(compared: Compared, by: Ask) -> Self {
+        SpaceShared { by, compared, counters: SpaceCounters::default() }
+    }
+
+    pub(crate) fn stats(&self, serves_system_calls: bool) -> SpaceStats {
+        let counters = &self.counters;
+        SpaceStats {
+            serves_system_calls,
+            faults: counters.faults.get(),
+            there: counters.there.get(),
+            absent: counters.absent.get(),
+            retries: counters.retries.get(),
+            retry_io_miss: counters.retry_io_miss.get(),
+            changed: counters.changed.get(),
+            failed: counters.failed.get(),
+            #[cfg(feature = "testing")]
+            locks: self.compared.report(),
+        }
     }
 }
 
@@ -103,7 +77,6 @@ pub(crate) trait Target: Clone {
     where
         Self: 'a;
 
-    /// What all maps of its space share.
     fn shared(&self) -> &SpaceShared;
 
     /// Whether the page is where the kernel can map it; puts it there if it is cached. Waits for no
@@ -128,16 +101,13 @@ pub(crate) trait Target: Clone {
     fn fail(&self, address: usize, why: Error);
 }
 
-/// How a fault ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The access can be repeated.
     Served,
     /// No map has the address whose faults come in this way.
     Elsewhere,
     /// The page cannot be read. [`Target::fail`] was told why.
     Failed,
-    /// Serving it panicked.
     Broken,
 }
 
@@ -145,21 +115,18 @@ pub(crate) enum Fault {
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) fn serve<'v, T: Target + 'v>(
     address: usize,
-    by: ServedBy,
+    by: Ask,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     now(serve_access(address, by, FaultAccess::Load, Some(Waiter::Thread), find))
 }
 
-/// Serves an access at `address`, whose record `find` gives.
-///
-/// A signal for a map whose faults come as messages says that its page is poisoned (`handlers.rs`):
-/// the access would be the same again, whatever is brought.
-///
-/// Without a waiter nobody waits: an access to a page that is on its way is repeated.
+/// Serves an access at `address`, whose record `find` gives. A signal for a map whose faults come as
+/// messages says that its page is poisoned. Without a waiter nobody waits: an access to a page that
+/// is on its way is repeated.
 pub(crate) async fn serve_access<'v, T: Target + 'v>(
     address: usize,
-    by: ServedBy,
+    by: Ask,
     access: FaultAccess,
     waiter: Option<Waiter<'_>>,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
@@ -174,18 +141,16 @@ pub(crate) async fn serve_access<'v, T: Target + 'v>(
     }
 }
 
-/// What a fault finds when it looks for the first time.
 enum FirstLook<T> {
     Ended(Fault),
     /// The page is absent; the map's lock was let go of.
     Absent(T, Wanted, u64),
 }
 
-/// Looks for the page under its map's lock, and with [`FaultIo::Hold`] also brings it.
 fn first_look<T: Target>(
     vma: &Vma<T>,
     address: usize,
-    by: ServedBy,
+    by: Ask,
     access: FaultAccess,
     waiter: Option<Waiter<'_>>,
 ) -> FirstLook<T> {
@@ -199,7 +164,7 @@ fn first_look<T: Target>(
         return FirstLook::Ended(Fault::Elsewhere);
     }
     shared.counters.faults.add(1);
-    shared.counters.map_readers.note(waited);
+    shared.compared.note_reader(waited);
     let served = match target.look(&wanted, None, waiter) {
         Ok(true) => {
             shared.counters.there.add(1);
@@ -208,16 +173,16 @@ fn first_look<T: Target>(
         Err(error) => Err(error),
         Ok(false) => {
             shared.counters.absent.add(1);
-            match (shared.io, shared.lock) {
-                (FaultIo::Hold, FaultLock::Vma) => bring_under_lock(target, &wanted),
-                _ => return FirstLook::Absent(target.clone(), wanted, body.generation),
+            if !shared.compared.holds(false) {
+                return FirstLook::Absent(target.clone(), wanted, body.generation);
             }
+            bring_under_lock(target, &wanted)
         }
     };
     FirstLook::Ended(ended(target, address, served))
 }
 
-/// Brings a page under the lock under which it was absent.
+/// Brings a page under the lock under which it was absent: to compare with.
 fn bring_under_lock<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
     // Ends, and if the page is not there then: as in `retry`.
     for _ in 0..RETRIES_MAX {
@@ -230,8 +195,8 @@ fn bring_under_lock<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
     Ok(())
 }
 
-/// Brings a page that is absent, without a lock or under that of the whole space, and looks again
-/// under the lock of its map, which had `generation` when it was looked for.
+/// Brings a page that is absent, without a lock, and looks again under the lock of its map, which
+/// had `generation` when it was looked for.
 async fn retry<T: Target>(
     vma: &Vma<T>,
     share: &T,
@@ -241,9 +206,10 @@ async fn retry<T: Target>(
     waiter: Option<Waiter<'_>>,
 ) -> Fault {
     for _ in 0..RETRIES_MAX {
-        let brought = match share.shared().io {
-            FaultIo::Drop => match share.bring(wanted, waiter).await {
-                Ok(brought) => Some(brought),
+        let drops = share.shared().compared.drops();
+        let brought =
+            match if drops { share.bring(wanted, waiter).await.map(Some) } else { Ok(None) } {
+                Ok(brought) => brought,
                 Err(error) => {
                     let (body, _) = vma.read();
                     // The addresses may be another map's by now: it is that one's fault.
@@ -253,9 +219,7 @@ async fn retry<T: Target>(
                     }
                     return ended(share, address, Err(error));
                 }
-            },
-            FaultIo::Hold => None,
-        };
+            };
         between_steps();
         let again = || look_again(vma, share, generation, wanted, address, brought, waiter);
         if let Some(fault) = together(again) {
@@ -279,26 +243,23 @@ fn look_again<'a, T: Target>(
     let (shared, counters) = (share.shared(), &share.shared().counters);
     counters.retries.add(1);
     let early = mutant::on(Mutant::FaultGenerationEarly).then(|| vma.read().0.generation);
-    let _layout = (shared.lock == FaultLock::Space).then(|| {
-        counters.retry_space_lock.add(1);
-        let (guard, waited) = read(&shared.layout);
-        counters.space_readers.note(waited);
-        guard
-    });
-    let (body, waited) = vma.read();
-    counters.map_readers.note(waited);
-    if early.unwrap_or(body.generation) != generation && !mutant::on(Mutant::FaultAnyGeneration) {
-        counters.changed.add(1);
-        return Some(Fault::Served);
-    }
-    let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
-    let served = match share.look(wanted, brought, waiter) {
-        Ok(false) if shared.io == FaultIo::Hold => bring_under_lock(share, wanted),
-        Ok(false) => return None,
-        Ok(true) => Ok(()),
-        Err(error) => Err(error),
-    };
-    Some(ended(share, address, served))
+    shared.compared.retry(|| {
+        let (body, waited) = vma.read();
+        shared.compared.note_reader(waited);
+        let is_other = early.unwrap_or(body.generation) != generation;
+        if is_other && !mutant::on(Mutant::FaultAnyGeneration) {
+            counters.changed.add(1);
+            return Some(Fault::Served);
+        }
+        let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
+        let served = match share.look(wanted, brought, waiter) {
+            Ok(false) if shared.compared.holds(true) => bring_under_lock(share, wanted),
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        Some(ended(share, address, served))
+    })
 }
 
 /// The end of a fault at `address`, whose map's lock is held.

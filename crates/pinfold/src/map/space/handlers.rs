@@ -1,25 +1,21 @@
 //! Handler threads: they serve faults of others, which wait in the kernel meanwhile.
 //!
-//! For programs that cannot have SIGBUS handled in the thread that faults, and for system calls
-//! that touch the memory: `write(2)` from a map waits for its pages.
-//!
 //! Here: the threads, their messages, and the poisoning of pages that cannot be read. A fault is a
 //! task of the thread that took its message (`fault.rs`): while it waits for a read, for memory, or
-//! for its turn, the thread serves others. So a few threads serve any number; how many matters only
-//! for what they do themselves, which is to copy pages and to evict. What is more than a thread's
-//! [`TASKS_MAX`] waits in the kernel's queue.
+//! for its turn, the thread serves others. What is more than a thread's [`TASKS_MAX`] waits in the
+//! kernel's queue.
 //!
 //! # A page that cannot be read
 //!
 //! The thread that waits for it is in the kernel, maybe in a system call, so no signal can be sent
 //! to its access. The page is *poisoned* instead: each access to it gets SIGBUS, or the system call
-//! EFAULT, until it is unmapped or zapped (`advise` with `DontNeed`). Then it is read again.
+//! EFAULT, until it is unmapped or zapped (`advise` with `DontNeed`).
 //!
 //! # A thread that ends
 //!
 //! Whoever faults would wait for it for ever. So it waits for one descriptor, an epoll(7), which
-//! works whatever limit of descriptors the program has set (`RLIMIT_NOFILE`), where poll(2) of
-//! three is refused below that; and a panic of the thread ends the process.
+//! works whatever limit of descriptors the program sets (`RLIMIT_NOFILE`); and a panic of the thread
+//! ends the process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
@@ -35,8 +31,6 @@ use crate::access::futures::{Ready, Set};
 use crate::base::guarded::guarded;
 use crate::base::mutant::{self, Mutant};
 use crate::base::threads::start;
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::frames::PAGE_BYTES;
 use crate::mapped::task::Rests;
@@ -50,16 +44,13 @@ pub(super) struct ServedFault(Pin<Box<dyn Future<Output = Fault>>>);
 /// `target.rs`, which is above this file.
 type Serve = fn(usize, FaultAccess, Rc<Rests>) -> ServedFault;
 
-/// The most tasks of a thread.
 const TASKS_MAX: usize = 1024;
 
 /// The messages that a thread takes at a time: there may be other threads.
 const MESSAGES_MAX: usize = 4;
 
-/// The threads' name.
 const NAME: &str = "pinfold-fault";
 
-/// The threads of one space.
 #[derive(Debug)]
 pub(super) struct Handlers {
     stop: Arc<OwnedFd>,
@@ -68,9 +59,6 @@ pub(super) struct Handlers {
 
 impl Handlers {
     /// Starts `n` threads. They do not keep the space alive.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`].
     pub(super) fn start(n: usize, uffd: &Arc<Uffd>, serve: Serve) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|why| Cause::eventfd(why.into()))?;

@@ -3,16 +3,12 @@
 //! A map begins at a multiple of 2 MiB, and no other map has a part of its last 2 MiB. So each
 //! *granule* of 2 MiB belongs to one map at most. The index is a table of two levels: the first has
 //! a pointer for each 16 GiB of addresses, and is part of the program; a leaf has a number for each
-//! granule, and is made when one of its granules is first mapped. Leaves are never freed: there are
-//! as many as the process has ever used pieces of 16 GiB of address space for maps.
+//! granule, and is made when one of its granules is first mapped. Leaves are never freed.
 //!
-//! What is found may be out of date: whoever has it asks the record, under its lock.
-//!
-//! # Order of steps
-//!
-//! Whoever maps fills the record, and then sets the granules; whoever unmaps clears the granules
-//! before it gives the record back, and before the system may give the addresses to others. Both
-//! hold the record's lock for writing meanwhile.
+//! What is found may be out of date: whoever has it asks the record, under its lock. Whoever maps
+//! fills the record, and then sets the granules; whoever unmaps clears the granules before it gives
+//! the record back, and before the system may give the addresses to others. Both hold the record's
+//! lock for writing meanwhile.
 
 use std::ops::Range;
 
@@ -21,8 +17,7 @@ use crate::base::sizes::LEAF_GRANULES;
 use crate::base::sync::AtomicPtr;
 use crate::base::sync::{AtomicU32, Ordering};
 
-/// The smallest piece of addresses that a map has for itself.
-pub(crate) const GRANULE_BYTES: usize = 2 << 20;
+pub(crate) use crate::mapped::reserved::GRANULE_BYTES;
 
 /// Bits of an address that a program can have: 47 on `x86_64`, 48 on `AArch64`.
 #[cfg(not(loom))]
@@ -40,7 +35,6 @@ impl Leaf {
         Leaf(std::array::from_fn(|_| AtomicU32::new(0)))
     }
 
-    /// The number of the record of a granule.
     pub(crate) fn get(&self, granule: usize) -> Option<u32> {
         // Acquire: pairs with the release in `set`.
         self.0[granule % LEAF_GRANULES].load(Ordering::Acquire).checked_sub(1)
@@ -54,7 +48,6 @@ impl Leaf {
     }
 }
 
-/// The whole index.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct MapIndex {

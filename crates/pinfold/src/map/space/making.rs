@@ -1,12 +1,14 @@
-//! `Space`, as a program sees it: where files are mapped into memory, and how their faults are
-//! served.
+//! `Space`, as a program sees it.
 
 use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use super::anon_map::AnonMap;
-use super::fault::{FaultIo, FaultLock, ServedBy, SpaceShared};
+use super::compared::Compared;
+#[cfg(feature = "testing")]
+use super::compared::{FaultIo, FaultLock};
+use super::fault::SpaceShared;
 use super::handlers::Handlers;
 use super::map::{self, Map, check_own};
 use super::signal;
@@ -22,7 +24,6 @@ use crate::file::File;
 use crate::map::lend::Mapper;
 use crate::mapped::uffd::{Ask, Uffd};
 
-/// The most handler threads of a space.
 const HANDLERS_MAX: usize = 64;
 
 /// Ways to serve the faults of a [`Space`]. Feature `testing`: for comparisons only.
@@ -37,10 +38,9 @@ pub struct SpaceOptions {
     pub handlers: usize,
 }
 
-/// Where files of one cache are mapped into the program's memory, and where the program has memory
-/// of its own under the cache's budget: plain pointers into files that may be larger than the
-/// budget ([`map_file`](Self::map_file)), and memory that can be stored to and is written to a swap
-/// where others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
+/// Where files of one cache are mapped into the program's memory ([`map_file`](Self::map_file)), and
+/// where the program has memory of its own under the cache's budget, which is written to a swap where
+/// others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -56,47 +56,41 @@ pub struct SpaceOptions {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// An access to a page that is in memory for maps costs what memory costs: the kernel maps it, and
-/// all maps of a file share it. An access to another page is a *fault*: it waits until the page was
-/// read from its file, or from the swap, as a call of [`File::read_at`] would. What follows is true
-/// of both kinds of memory; [`AnonMap`] has what else is to be known of own memory.
+/// An access to a page that is in memory for maps costs what memory costs. An access to another page
+/// is a *fault*: it waits until the page was read from its file, or from the swap, as a call of
+/// [`File::read_at`] would. This is true of both kinds of memory; [`AnonMap`] has the rest on own
+/// memory.
 ///
-/// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
-/// handle is dropped. As long as the space or one of its maps exists, 2 MiB of the budget are
-/// reserved for maps.
+/// A clone is a handle to the same space. Maps stay when the space's last handle is dropped. As long
+/// as the space or one of its maps exists, 2 MiB of the budget are reserved for maps.
 ///
 /// # Who serves a fault
 ///
 /// - **The thread that faults**, by default. The kernel sends it SIGBUS, whose handler reads the
-///   page as if the access were a call of the cache; then the access is repeated. A miss costs what
-///   a miss of `read_at` costs, and a few microseconds. The first space of the process installs the
-///   handler; what is not a fault of a map goes to the handler that was there before. A program
-///   that installs a handler for SIGBUS later, and not while a space is being made, has to pass
-///   signals on in the same way. If it goes
-///   back to the default action, or to the handler that was there before, no map can be accessed
-///   until the next space is made, which installs the handler again.
+///   page as a call of the cache would; then the access is repeated. That costs a miss, and a few
+///   microseconds. The first space of the process installs the handler; what is not a fault of a map
+///   goes to the handler that was there before. A program that installs a handler for SIGBUS later
+///   has to pass signals on in the same way. If it goes back to the default action, or to the handler
+///   that was there before, no map can be accessed until the next space is made.
 ///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process. It
 ///     needs 4 KiB of its stack, and what the kernel puts there for a signal; sources are called on
 ///     a stack of 2 MiB.
-///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
-///     `write` from a map, use [`Map::hold`], or handler threads.
+///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: use
+///     [`Map::hold`], or handler threads.
 ///   - No access may happen where the thread could not call the cache: in a signal handler, for
 ///     example, or under a lock of a source that reads for the cache.
-/// - **Threads of the space** ([`new`](Self::new)). The thread that faults waits in the
-///   kernel. It costs two switches of threads for each fault. A handler thread waits for no
-///   read: the cache's ring reads, or its threads. So one handler is enough
-///   for any number of faults that wait; more of them share the work of copying pages and evicting.
-///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
-///   seconds, in which no read ends. Nothing of the above concerns such a space: system
-///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`SpaceStats::serves_system_calls`]); but not those that write to the file that the map is of:
-///   the kernel holds that file's lock meanwhile, for which the read of the page waits, and neither
-///   ends ([`Map::hold`](crate::Map::hold) before such a call). Who waits for a page there waits for
-///   threads of the cache, so it must have nothing that these need:
-///   - A signal handler may access a map, as the cache's threads block the signals that a program
-///     is sent. But not one that may have interrupted its thread in a call of the cache or of the
-///     allocator, whose locks that thread has: it would wait for itself. So block such a signal in
-///     those calls, or have it handled by a thread that makes none.
+/// - **Threads of the space** ([`new`](Self::new)). The thread that faults waits in the kernel. Each
+///   fault costs two switches of threads. A handler thread waits for no read, so one is enough for
+///   any number of faults; more of them share the work of copying pages and evicting. A fault that
+///   needs one of the cache's threads fails if other sources keep all of them for 30 seconds, in
+///   which no read ends. System calls wait for their pages, too, if the process may have a
+///   userfaultfd that serves them ([`SpaceStats::serves_system_calls`]); but a call that writes to
+///   the file that the map is of would never end, as it has that file's lock, for which the read of
+///   the page waits: [`Map::hold`] before it. Who waits for a page must have nothing that threads of
+///   the cache need:
+///   - A signal handler may access a map, but not one that may have interrupted its thread in a call
+///     of the cache or of the allocator, whose locks that thread has. So block such a signal in those
+///     calls, or have it handled by a thread that makes none.
 ///   - A [`Source`](crate::source::Source) must not access maps of such a space: all threads that
 ///     read for sources could then wait for pages that only they read.
 ///
@@ -106,11 +100,11 @@ pub struct SpaceOptions {
 /// # A page that cannot be read
 ///
 /// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
-/// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
-/// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
-/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed); until it is unmapped; or
-/// until the cache evicts pages near it. [`File::read_at`] returns an error instead, and
-/// [`last_failure`](Self::last_failure) tells it.
+/// shorter. A program without a handler of its own for it ends. The next access tries again; but
+/// where handler threads serve, the page stays *poisoned* (each access gets SIGBUS) until
+/// [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), until it is unmapped, or until the cache
+/// evicts pages near it. [`last_failure`](Self::last_failure) tells the error, which
+/// [`File::read_at`] would have returned.
 ///
 /// # Forking
 ///
@@ -128,17 +122,15 @@ impl RefUnwindSafe for Space {}
 impl std::fmt::Debug for Space {
     /// One line; [`Space::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let SpaceShared { lock, io, .. } = &self.core.shared;
-        f.debug_struct("Space").field("lock", lock).field("io", io).finish_non_exhaustive()
+        f.debug_struct("Space").field("by", &self.core.shared.by).finish_non_exhaustive()
     }
 }
 
 impl Space {
     /// A space without maps, for files of `cache`, which it keeps alive.
     ///
-    /// `handlers` is the number of threads that serve faults: up to 64; more are taken for 64. A few
-    /// are enough, however many faults wait for reads. 0: none, and each thread serves its own
-    /// faults, by a handler of SIGBUS ([`Space`], "Who serves a fault").
+    /// `handlers` is the number of threads that serve faults: up to 64; more are taken for 64. 0:
+    /// none, and each thread serves its own faults ([`Space`], "Who serves a fault").
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the cache has less than 8 MiB: memory for maps is taken from
@@ -146,7 +138,7 @@ impl Space {
     /// handler of SIGBUS or the handler threads, or if the kernel is too old (handler threads need
     /// Linux 6.6): the message says what to do. [`ErrorKind::Forked`] in a forked child.
     pub fn new(cache: &Cache, handlers: usize) -> Result<Self> {
-        Space::make(cache, FaultLock::default(), FaultIo::default(), handlers)
+        Space::make(cache, Compared::default(), handlers)
     }
 
     /// [`new`](Self::new), with another way to serve faults. Feature `testing`: for comparisons
@@ -156,10 +148,10 @@ impl Space {
     /// As [`new`](Self::new).
     #[cfg(feature = "testing")]
     pub fn with(cache: &Cache, options: SpaceOptions) -> Result<Self> {
-        Space::make(cache, options.lock, options.io, options.handlers)
+        Space::make(cache, Compared::new(options.lock, options.io), options.handlers)
     }
 
-    fn make(cache: &Cache, lock: FaultLock, io: FaultIo, handlers: usize) -> Result<Self> {
+    fn make(cache: &Cache, compared: Compared, handlers: usize) -> Result<Self> {
         cache.core().check_owner()?;
         let mapper = Mapper::new(cache.core())?;
         heap::reserve();
@@ -174,8 +166,7 @@ impl Space {
             }
             n => Some(Handlers::start(n, &uffd, target::serve_message)?),
         };
-        let by = if handlers.is_none() { ServedBy::Signal } else { ServedBy::Message };
-        let shared = SpaceShared::new(lock, io, by);
+        let shared = SpaceShared::new(compared, ask);
         let (cache, last_failure) = (cache.clone(), Mutex::new(None));
         let proc = std::sync::OnceLock::new();
         let core = SpaceCore { shared, last_failure, uffd, proc, handlers, cache, _mapper: mapper };
@@ -186,8 +177,7 @@ impl Space {
     /// ends with or before the file. Nothing is read.
     ///
     /// The file stays open as long as the map. The map is a handle of its own: readahead is told
-    /// from its faults alone. Any number of maps may have the same pages; a page that is cached
-    /// once is in memory once.
+    /// from its faults alone. Any number of maps may have the same pages, which are in memory once.
     ///
     /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
     /// whole pieces of 2 MiB of address space. The first map of a file also takes a descriptor, and
@@ -210,9 +200,8 @@ impl Space {
     /// ([`AnonMap`]): zeros that can be read and stored to. Nothing takes memory before it is
     /// touched.
     ///
-    /// Own memory of all maps together can have nearly all of the budget at once: all but 2 MiB, or
-    /// all but a 16th where that is more. The rest is the frame table, index nodes, and what the
-    /// cache keeps free. Without a swap, no more than that can be stored to.
+    /// Own memory of all maps together can have all of the budget at once but 2 MiB, or a 16th where
+    /// that is more. Without a swap, no more than that can be stored to.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space};
@@ -245,11 +234,9 @@ impl Space {
     }
 
     /// A private view of the bytes `range` of `file`: memory that has the file's bytes until it is
-    /// stored to. The file is never changed. Pages that were not stored to are read from the file
-    /// when they are touched, through the cache, and copied; when they leave memory nothing is
-    /// written. What was stored to goes to the swap ([`AnonMap`]).
-    ///
-    /// If somebody else changes the file, a page that was not stored to may have old or new bytes.
+    /// stored to. The file is never changed. Pages that were not stored to are read through the cache
+    /// when they are touched, and copied; what was stored to goes to the swap ([`AnonMap`]). If
+    /// somebody else changes the file, a page that was not stored to may have old or new bytes.
     ///
     /// Cost: as [`map_anon`](Self::map_anon). A page takes budget twice after its first access,
     /// until the cache evicts the file's own copy.
@@ -266,7 +253,7 @@ impl Space {
     pub fn stats(&self) -> SpaceStats {
         let here = self.core.cache.core().owner.is_here();
         if here {
-            self.core.shared.counters.report(self.core.uffd.serves_system_calls())
+            self.core.shared.stats(self.core.uffd.serves_system_calls())
         } else {
             SpaceStats::default()
         }

@@ -1,46 +1,36 @@
-//! `Map`: a range of a file in memory; mapping, unmapping, and changing it.
-//!
-//! Belongs here: the address space of a map, and the order in which it, the record and the index
-//! change. Not here: what an access does (`fault.rs`).
+//! `Map`: a range of a file in memory. What an access does is `fault.rs`.
 //!
 //! # Address space
 //!
 //! A map has whole granules of 2 MiB. Its pages come first, as a shared mapping of the file's
-//! mirror that is registered with the userfaultfd; what is left is reserved, and accesses to it
-//! fail. All of it is `MADV_DONTFORK`: a child has no userfaultfd, so the kernel would put a page
-//! of zeros into the mirror for it.
-//!
-//! For the same reason no page of a mirror is ever accessible while it is not registered: it is
-//! mapped without access, registered, and made accessible last. It is not unregistered at the end,
-//! but unmapped; then whoever still waits for one of its pages is woken. A range that moves is
-//! mapped anew, as mremap(2) would lose the registration.
+//! mirror; what is left is reserved, and accesses to it fail. For an access to a page that is not
+//! registered with a userfaultfd, as in a child, the kernel would put a page of zeros into the
+//! mirror. So all of it is `MADV_DONTFORK`; pages are mapped without access, registered, and made
+//! accessible last; and they are never unregistered, but unmapped.
 //!
 //! No map reaches beyond the end of its mirror, which never becomes shorter. For an access there
-//! the kernel asks nobody, and sends SIGBUS. Where handler threads serve, that is taken for a
-//! poisoned page, even if the file has it.
+//! the kernel asks nobody, and sends SIGBUS.
 //!
 //! # Order of steps
 //!
-//! Under the space's lock and the record's, both for writing:
+//! Under the record's lock, for writing:
 //! - mapping: the pages are mapped and registered; the record is filled; the index leads to it; the
 //!   pages become accessible;
 //! - unmapping: the index does not lead there any more; the range is unmapped; the record is empty.
 //!   It is given back after that.
 
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, slice};
 
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::MprotectFlags;
 
 use super::held::HeldBytes;
-use super::reservation::Reservation;
-use super::target::{INDEX, MapTarget, RECORDS, SpaceCore, no_record, not_indexed};
-use super::vma::{Mapped, Vma, begin, end};
+use super::target::{MapRecord, MapTarget, SpaceCore};
+use super::vma::Mapped;
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
@@ -50,9 +40,9 @@ use crate::error::{Cause, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::map::{bring, lend};
-use crate::mapped::mirror::{MayMap, Mirror, Showings, prepare};
+use crate::mapped::mirror::{MayMap, Showings, install};
+use crate::mapped::reserved::Reservation;
 use crate::mapped::task::{Waiter, now};
-use crate::mapped::uffd::Uffd;
 use crate::source::Hint;
 
 /// A range of a file in memory, for reading. Made by [`Space::map_file`](super::Space::map_file).
@@ -66,17 +56,13 @@ use crate::source::Hint;
 /// that cannot be read"); past the end of the map it is SIGBUS or SIGSEGV. Bytes past the end of
 /// the file in its last page have no meaning.
 ///
-/// The bytes are those of the cache: a page stays as it was read until it is evicted or
-/// invalidated; the next access reads it again. So if somebody changes the file, two reads of one
-/// address may differ.
-///
-/// As long as a guard of a page in a map lives, the page stays in the map, with the bytes that the
-/// guard has, also after [`File::invalidate`](crate::File::invalidate). So it does while another
-/// thread is just reading the page.
+/// The bytes are those of the cache: if somebody changes the file, two reads of one address may
+/// differ, as a page may have been evicted or invalidated in between. As long as a guard of a page
+/// lives, or a thread is just reading it, maps show the bytes that the guard has, also after
+/// [`File::invalidate`](crate::File::invalidate).
 pub struct Map {
     target: Arc<MapTarget>,
-    vma: &'static Vma<Arc<MapTarget>>,
-    number: u32,
+    record: MapRecord,
     reservation: Reservation,
     /// Of the file.
     range: Range<u64>,
@@ -113,29 +99,15 @@ impl Map {
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
-        unsafe { install(&space.uffd, &pages, mirror.fd(), range.start) }.map_err(refused)?;
-        let claimed = RECORDS.claim().ok_or_else(no_record);
-        let (number, vma) = claimed.map_err(refused)?;
-        let mapped = Mapped {
-            addresses: pages.clone(),
-            first_page: range.start >> PAGE_SHIFT,
-            target: target.clone(),
-        };
-        let readable = AtomicBool::new(true);
-        let (first_page, range) = (range.start >> PAGE_SHIFT, range.clone());
-        let map = Map { target, vma, number, reservation, range, readable, _right: may_map };
+        unsafe { install(reservation.start, pages.len(), mirror.fd(), range.start, &space.uffd) }
+            .map_err(refused)?;
+        let (first_page, addresses) = (range.start >> PAGE_SHIFT, pages.clone());
+        let mapped = Mapped { addresses, first_page, target: target.clone() };
+        let record = MapRecord::begin(space, mapped, &reservation.addresses()).map_err(refused)?;
+        let (readable, range) = (AtomicBool::new(true), range.clone());
+        let map = Map { target, record, reservation, range, readable, _right: may_map };
         // Ended by the drop.
         map.shown().begin(&pages, first_page);
-        let layout = map.target.space.layout();
-        let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
-            // The whole reservation, so that growing within it does not change the index.
-            INDEX.set(&map.reservation.addresses(), Some(number))
-        });
-        drop(layout);
-        if !published {
-            // The drop of `map` undoes all of it.
-            return Err(refused(not_indexed()));
-        }
         allow(&pages, true).map_err(refused)?;
         Ok(map)
     }
@@ -185,13 +157,10 @@ impl Map {
     ///
     /// # Safety
     /// As long as the slice is used,
-    /// - the bytes of the file in this range do not change, nor does the file become shorter: the
-    ///   slice promises that bytes stay as they are, and an evicted page is read again;
+    /// - the bytes of the file in this range do not change, nor does the file become shorter: an
+    ///   evicted page is read again;
     /// - the thread may call the cache wherever it uses the slice ([`Space`](super::Space), "Who
     ///   serves a fault").
-    ///
-    /// That a read of the source fails breaks no promise: the access gets SIGBUS, and does not go
-    /// on.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped as long as `self` is; the caller promises the rest.
         unsafe { slice::from_raw_parts(self.as_ptr(), self.len()) }
@@ -200,8 +169,7 @@ impl Map {
     /// Says how the bytes `range` of the map will be used. `Sequential` and `Random` concern the
     /// whole map, until the next of the two. `WillNeed` brings the pages of the range that the file
     /// has, at most a quarter of the budget, and waits for them. `DontNeed` takes the pages out of
-    /// the map's page table, and ends the poison of those that could not be read; they stay cached,
-    /// and the next access maps them again. Other maps keep them.
+    /// this map's page table, and ends the poison of those that could not be read; they stay cached.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the range is reversed, or ends beyond the map;
@@ -213,12 +181,9 @@ impl Map {
         self.check("advise on", &range)?;
         match hint {
             Hint::Sequential | Hint::Random => handle.stream.advise(hint),
+            _ if range.is_empty() => {}
             Hint::WillNeed => self.bring(&range)?,
-            Hint::DontNeed => {
-                if !range.is_empty() {
-                    self.zap(&range)?;
-                }
-            }
+            Hint::DontNeed => self.zap(&range)?,
         }
         Ok(())
     }
@@ -233,23 +198,19 @@ impl Map {
         zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))
     }
 
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if the range is not in the map.
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
         self.target.check(what, range, self.len())
     }
 
     /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
     /// returns is there: for system calls that get an address in the map, such as write(2), for
-    /// direct I/O, and for rings. None of them meets an absent page there, whoever serves the
-    /// faults of the space, and whatever rights the process has. What it returns is the bytes as a
-    /// slice, which never change.
+    /// direct I/O, and for rings, none of which then meets an absent page. What it returns is the
+    /// bytes as a slice, which never change.
     ///
     /// Maps and own memory of a cache together can have a quarter of its budget held, in whole
-    /// folios: so hold, write and drop piece by piece what is longer than a part of that. As
-    /// long as a page is held, a [pin](File::pin) of it fails, and after
-    /// [`File::invalidate`](crate::File::invalidate) the map goes on to show the bytes that are
-    /// held.
+    /// folios: so hold, write and drop piece by piece what is long. A [pin](File::pin) of a held page
+    /// fails, and after [`File::invalidate`](crate::File::invalidate) the map goes on to show the
+    /// bytes that are held.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space, source::Memory};
@@ -276,7 +237,7 @@ impl Map {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;
         self.check("hold", &range)?;
-        let (body, _) = self.vma.read();
+        let (body, _) = self.record.vma.read();
         if !self.is_readable() {
             let cause = rustix::io::Errno::ACCESS.into();
             return Err(refused(&self.target.file, &self.range, cause));
@@ -289,11 +250,8 @@ impl Map {
         unsafe { HeldBytes::new(handle, hold, place, range.clone(), || self.zap(&range)) }
     }
 
-    /// Brings what is absent of a range that is in the map.
+    /// Brings what is absent of a range that is in the map, and not empty.
     fn bring(&self, range: &Range<usize>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
         let handle = self.target.file.handle();
         let share = u64::from(handle.core.frames.frames() / 4);
         let first = (self.range.start + range.start as u64) >> PAGE_SHIFT;
@@ -313,101 +271,6 @@ impl Map {
         Ok(())
     }
 
-    /// Maps another range of the same file instead: longer, shorter, or elsewhere. The map keeps
-    /// its address if the new range begins at the same byte and fits into the map's address space
-    /// (whole pieces of 2 MiB). Otherwise it gets a new address, so pointers and slices must be
-    /// made anew.
-    ///
-    /// After an error the map is as before.
-    ///
-    /// # Errors
-    /// As [`Space::map_file`](super::Space::map_file).
-    pub fn remap(&mut self, range: Range<u64>) -> Result<()> {
-        let file = &self.target.file;
-        file.handle().core.check_owner()?;
-        check(file, &range)?;
-        lend::reaching(file.handle(), range.end)?;
-        let fits = bytes(&range).next_multiple_of(PAGE_BYTES) <= self.reservation.bytes;
-        let changed = if range.start == self.range.start && fits {
-            self.resize(&range)
-        } else {
-            self.relocate(&range)
-        };
-        changed.map_err(|cause| refused(&self.target.file, &range, cause))?;
-        self.range = range;
-        Ok(())
-    }
-
-    /// Changes the end of the map, within what it has reserved. The mirror reaches to the new one.
-    fn resize(&self, range: &Range<u64>) -> io::Result<()> {
-        let (old, new) = (self.reservation.pages(&self.range), self.reservation.pages(range));
-        let _layout = self.target.space.layout();
-        let uffd = &self.target.space.uffd;
-        self.change(|slot| {
-            if new.end > old.end {
-                let more = old.end..new.end;
-                let offset = self.range.start + (old.end - old.start) as u64;
-                // SAFETY: reserved by this map, and not in use.
-                let installed = unsafe { install(uffd, &more, self.mirror().fd(), offset) };
-                let allowed = installed.and_then(|()| allow(&more, self.is_readable()));
-                if let Err(cause) = allowed {
-                    // SAFETY: as above: nobody was told of these addresses.
-                    let _ = unsafe { reserve_again(&more) };
-                    return Err(cause);
-                }
-                self.shown().begin(&more, offset >> PAGE_SHIFT);
-            } else if new.end < old.end {
-                let less = new.end..old.end;
-                self.shown().end(&less);
-                // SAFETY: the caller has the map alone, and so no slice of it.
-                if let Err(cause) = unsafe { reserve_again(&less) } {
-                    let kept = (less.start - old.start) >> PAGE_SHIFT;
-                    self.shown().begin(&less, (self.range.start >> PAGE_SHIFT) + kept as u64);
-                    return Err(cause);
-                }
-                uffd.wake(less.start, less.len());
-            }
-            if let Some(mapped) = slot {
-                mapped.addresses = new;
-            }
-            Ok(())
-        })
-    }
-
-    /// Maps a range at a new address, and unmaps the old one. The mirror reaches to its end.
-    fn relocate(&mut self, range: &Range<u64>) -> io::Result<()> {
-        let reservation = Reservation::new(bytes(range))?;
-        let pages = reservation.pages(range);
-        let uffd = &self.target.space.uffd;
-        // SAFETY: reserved by this call, and given to nobody.
-        unsafe { install(uffd, &pages, self.mirror().fd(), range.start) }?;
-        let layout = self.target.space.layout();
-        let old = self.change(|slot| {
-            if !INDEX.set(&reservation.addresses(), Some(self.number)) {
-                return Err(not_indexed());
-            }
-            if let Err(cause) = allow(&pages, self.is_readable()) {
-                INDEX.set(&reservation.addresses(), None);
-                return Err(cause);
-            }
-            if let Some(mapped) = slot {
-                mapped.addresses = pages.clone();
-                mapped.first_page = range.start >> PAGE_SHIFT;
-            }
-            INDEX.set(&self.reservation.addresses(), None);
-            Ok(())
-        });
-        drop(layout);
-        old?;
-        let old = std::mem::replace(&mut self.reservation, reservation);
-        let addresses = old.addresses();
-        self.shown().begin(&pages, range.start >> PAGE_SHIFT);
-        self.shown().end(&addresses);
-        drop(old);
-        self.target.space.uffd.wake(addresses.start, addresses.len());
-        Ok(())
-    }
-
     /// Whether the memory can be read. If not, an access gets SIGSEGV. Nothing is evicted or read
     /// for it.
     ///
@@ -419,7 +282,7 @@ impl Map {
         let file = &self.target.file;
         file.handle().core.check_owner()?;
         let pages = self.reservation.pages(&self.range);
-        let allowed = self.change(|_| {
+        let allowed = self.record.vma.change(&self.target.space.shared.compared, |_| {
             if !readable && self.target.holds.are_there() {
                 return Err(rustix::io::Errno::BUSY.into());
             }
@@ -430,18 +293,8 @@ impl Map {
         allowed.map_err(|cause| refused(file, &self.range, cause))
     }
 
-    /// Changes the record, while no fault reads it.
-    fn change<R>(&self, change: impl FnOnce(&mut Option<Mapped<Arc<MapTarget>>>) -> R) -> R {
-        self.vma.change(&self.target.space.shared.counters.map_writers, change)
-    }
-
-    /// Where the file's mirror is shown.
     fn shown(&self) -> &Showings {
-        &self.mirror().shown
-    }
-
-    fn mirror(&self) -> &Mirror {
-        self.target.file.handle().mapping.mirror_of_folios()
+        &self.target.file.handle().mapping.mirror_of_folios().shown
     }
 
     fn is_readable(&self) -> bool {
@@ -456,47 +309,17 @@ impl Drop for Map {
             self.reservation.bytes = 0;
             return;
         }
-        let layout = self.target.space.layout();
         if !mutant::on(Mutant::UnmapsUnsaid) {
-            self.shown().end(&self.reservation.addresses());
+            self.shown().end(self.reservation.start.addr());
         }
-        let waits = &self.target.space.shared.counters.map_writers;
-        let clear = |_: &Mapped<_>| {
-            let addresses = self.reservation.addresses();
-            INDEX.set(&addresses, None);
-            self.reservation.unmap();
-            self.target.space.uffd.wake(addresses.start, addresses.len());
-        };
-        let mapped = end(self.vma, waits, clear, || RECORDS.release(self.number));
-        drop(layout);
-        if mapped.is_some() {
-            self.reservation.bytes = 0; // unmapped above
-        }
+        let (space, addresses) = (&self.target.space, self.reservation.addresses());
+        self.record.end(space, &addresses, || self.reservation.unmap());
+        self.reservation.bytes = 0; // unmapped above
     }
 }
 
-/// How many bytes a checked range has.
 fn bytes(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
-}
-
-/// Maps pages of a mirror from `offset` on, without access, and registers them.
-///
-/// # Safety
-/// The addresses are reserved by the caller, and not in use.
-unsafe fn install(
-    uffd: &Uffd,
-    pages: &Range<usize>,
-    mirror: BorrowedFd<'_>,
-    offset: u64,
-) -> io::Result<()> {
-    let at = ptr::with_exposed_provenance_mut::<u8>(pages.start);
-    let flags = MapFlags::SHARED | MapFlags::FIXED;
-    let access = ProtFlags::empty();
-    // SAFETY: the caller's addresses.
-    unsafe { rustix::mm::mmap(at.cast(), pages.len(), access, flags, mirror, offset) }?;
-    // SAFETY: as above; mapped from a mirror just now.
-    unsafe { prepare(at, pages.len(), uffd) }
 }
 
 /// Makes pages accessible, or not.
@@ -505,18 +328,6 @@ fn allow(pages: &Range<usize>, readable: bool) -> io::Result<()> {
     let access = if readable { MprotectFlags::READ } else { MprotectFlags::empty() };
     // SAFETY: pages of a map; who has slices has promised not to make it unreadable.
     Ok(unsafe { rustix::mm::mprotect(at, pages.len(), access) }?)
-}
-
-/// Makes addresses what they were when they were reserved.
-///
-/// # Safety
-/// They are the caller's, and nobody uses them any more.
-unsafe fn reserve_again(pages: &Range<usize>) -> io::Result<()> {
-    let at = ptr::with_exposed_provenance_mut(pages.start);
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the caller's addresses.
-    unsafe { rustix::mm::mmap_anonymous(at, pages.len(), ProtFlags::empty(), flags) }?;
-    Ok(())
 }
 
 /// # Errors

@@ -10,7 +10,6 @@
 //! | `target.rs` | where a fault enters (`serve_signal`, `serve_message`); the file behind an address |
 //! | `map.rs` | `Map`: mapping, unmapping, changing |
 //! | `held.rs` | bytes of a map that stay there |
-//! | `reservation.rs` | addresses that a map has for itself |
 //! | `anon_map.rs`, `anon/` | own memory: anonymous memory and private views of files |
 //! | `fault.rs` | a fault, step by step |
 //! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
@@ -18,7 +17,8 @@
 //! | `signal.rs` | faults that the faulting thread serves itself |
 //! | `stacks.rs` | stacks on which they do so |
 //! | `handlers.rs` | faults that threads of the space serve |
-//! | `stats.rs` | what is counted |
+//! | `stats.rs`, `counter.rs` | what is counted |
+//! | `compared.rs` | what faults are compared with, and what is measured of locks |
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod ahead_tests;
@@ -28,6 +28,12 @@ mod anon;
 mod anon_map;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod anon_tests;
+#[cfg(feature = "testing")]
+pub(crate) mod compared;
+#[cfg(not(feature = "testing"))]
+#[path = "not_compared.rs"]
+pub(crate) mod compared;
+mod counter;
 pub(crate) mod fault;
 #[cfg(not(loom))]
 mod handlers;
@@ -41,8 +47,6 @@ mod making;
 #[cfg(not(loom))]
 mod map;
 #[cfg(not(loom))]
-mod reservation;
-#[cfg(not(loom))]
 mod signal;
 #[cfg(not(loom))]
 mod stacks;
@@ -52,11 +56,11 @@ mod target;
 pub(crate) mod vma;
 
 #[cfg(not(loom))]
-pub use anon::{HeldRange, Protection};
+pub use anon::HeldRange;
 #[cfg(not(loom))]
 pub use anon_map::AnonMap;
 #[cfg(feature = "testing")]
-pub use fault::{FaultIo, FaultLock};
+pub use compared::{FaultIo, FaultLock, LockWaits, SpaceLocks};
 #[cfg(not(loom))]
 pub use held::HeldBytes;
 #[cfg(not(loom))]
@@ -65,6 +69,4 @@ pub use making::Space;
 pub use making::SpaceOptions;
 #[cfg(not(loom))]
 pub use map::Map;
-#[cfg(feature = "testing")]
-pub use stats::LockWaits;
 pub use stats::SpaceStats;

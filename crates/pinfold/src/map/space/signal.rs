@@ -1,37 +1,28 @@
 //! The SIGBUS handler, by which a thread serves its own faults.
 //!
-//! Here: installing it, telling its own signals from others', and passing those on to the handler
-//! that was there before.
-//!
 //! # What it may do
 //!
-//! The signal comes from an access to a map, at the instruction that makes it, and the handler runs
-//! in that thread before the access is repeated. So it is as if the program had called a function
-//! there: what the thread holds, it would hold in that function, too. Where a call of
+//! The signal comes from an access to a map, at the instruction that makes it: it is as if the
+//! program had called a function there. Where a call of
 //! [`File::read_at`](crate::File::read_at) would be in order, the access is: the handler takes the
-//! cache's locks, allocates, and waits for a read. It is no asynchronous signal, which meets a
-//! thread anywhere. From that follows what a program must not do: access a map where it may not
-//! call the cache. The cache itself never accesses a map while it holds a lock.
-//!
-//! Of the thread's own stack it takes little: the fault is served on another one (`stacks.rs`).
+//! cache's locks, allocates, and waits for a read. The cache itself never accesses a map while it
+//! holds a lock. The fault is served on a stack of its own (`stacks.rs`).
 //!
 //! # Which signals are its own
 //!
 //! Those that the kernel sent for an address of a map (`BUS_ADRERR`), if the page can be brought.
-//! All others go to the handler that was there when this one was installed: signals that a process
-//! sent, memory errors of the hardware, addresses that no map has, and pages whose read failed.
-//! Where there was no handler, the process ends by the signal, as it would without this one.
+//! All others go to the handler that was there when this one was installed. Where there was none,
+//! the process ends by the signal.
 //!
-//! A handler that the program installs later is before this one, and has to pass on what is not its
-//! own in the same way. So where a new space finds such a handler, it installs nothing: if this one
-//! were before that, each would pass on to the other for ever. Where it finds the default action,
-//! or what was there at first, this handler is installed again.
+//! A handler that the program installs later has to pass on what is not its own in the same way. So
+//! where a new space finds such a handler, it installs nothing: otherwise each would pass on to the
+//! other for ever. Where it finds the default action, or what was there at first, this handler is
+//! installed again.
 //!
 //! A handler that gets a signal that is not its own may go back to the default action and return,
 //! as that of Rust's standard library does, so that the access that is repeated ends the process.
-//! If a process sent the signal, there is no such access, and this handler is installed again: the
-//! next signal that is sent ends the process, and accesses to maps go on. But one that another
-//! thread makes in between, while there is no handler, ends the process.
+//! If a process sent the signal, there is no such access, and this handler is installed again. But
+//! an access to a map that another thread makes in between ends the process.
 
 use std::ffi::{c_int, c_void};
 // Not from `crate::base::sync`: no model has signals.
@@ -62,10 +53,8 @@ const fn action(handler: libc::sighandler_t, flags: c_int) -> libc::sigaction {
     action
 }
 
-/// Sees to it that signals get to this handler.
-///
-/// There is no lock: a child that was forked in the middle of one would wait for ever. Threads that
-/// come at once all install it; the first of them stores what was there before.
+/// Sees to it that signals get to this handler. There is no lock, which a forked child could find
+/// locked. Threads that come at once all install it; the first stores what was there before.
 pub(super) fn install() -> io::Result<()> {
     let now = change(None)?;
     if now.sa_sigaction == address_of_handler() || put_back(&now) {
@@ -91,15 +80,14 @@ pub(super) fn install() -> io::Result<()> {
 }
 
 fn install_over() -> io::Result<()> {
-    // Not on the alternate stack, though it has room for it: a handler of the program that gets
-    // what is passed on may have been written for the thread's own. The signal is not blocked
-    // meanwhile: a source may read another map.
+    // Not on the alternate stack: a handler that gets what is passed on may expect the thread's own.
+    // The signal is not blocked meanwhile: a source may read another map.
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     change(Some(&action(address_of_handler(), flags))).map(drop)
 }
 
-/// If this handler was there, and `now` there is none, installs it again, and says so. Nothing is
-/// allocated, and there is no lock: called by the handler, too.
+/// If this handler was there, and `now` there is none, installs it again, and says so. Called by the
+/// handler, too: allocates nothing.
 fn put_back(now: &libc::sigaction) -> bool {
     let plain = match now.sa_sigaction {
         libc::SIG_DFL => &DEFAULT,
@@ -122,15 +110,13 @@ fn address_of_handler() -> libc::sighandler_t {
 fn change(to: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let mut before = DEFAULT;
     let to = to.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: both point to such structs, or nowhere; what is installed is this file's handler, or
-    // what the process started with.
+    // SAFETY: both point to such structs, or nowhere; what is installed is a handler or none.
     match unsafe { libc::sigaction(libc::SIGBUS, to, &raw mut before) } {
         0 => Ok(before),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The handler.
 unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
     // SAFETY: the kernel's, for this call.
@@ -160,8 +146,7 @@ fn serves(address: usize, access: FaultAccess, alternate: &libc::stack_t) -> boo
     matches!(on_own_stack(alternate, serve), Ok(Fault::Served))
 }
 
-/// What the access did that the kernel has stopped. Where the processor's report is not understood,
-/// it may have been a store.
+/// What the access did; it may have been a store where the processor's report is not understood.
 ///
 /// # Safety
 /// `context` is what the kernel gave the handler.
@@ -192,8 +177,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     let was_sent = unsafe { (*info).si_code } <= 0;
     match before.sa_sigaction {
         libc::SIG_IGN if was_sent => {}
-        // The kernel heeds neither a handler that returns nor an ignored signal when an access
-        // cannot be made: without the handler, the repeated access ends the process.
+        // Without the handler, the repeated access ends the process.
         libc::SIG_DFL | libc::SIG_IGN => {
             let _ = change(Some(&DEFAULT)); // cannot fail: the signal has a number that exists
             if was_sent {
@@ -211,7 +195,6 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
 }
 
-/// Calls a handler as the kernel would.
 fn call(
     action: &libc::sigaction,
     handler: libc::sighandler_t,

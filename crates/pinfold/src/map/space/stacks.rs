@@ -1,19 +1,13 @@
-//! Stacks on which threads serve their own faults.
-//!
-//! What a fault needs is not known to the program that makes an access: to read a page takes the
-//! cache's frames, and those of a source of the program. The thread may have little left, as a
-//! coroutine or a signal handler on its alternate stack has. So only the way here is on the
-//! thread's own stack.
+//! Stacks on which threads serve their own faults: the thread may have little left, as a coroutine
+//! has, or a signal handler on its alternate stack. So only the way here is on the thread's own.
 //!
 //! A few stacks are kept, with the memory that was touched of them; further ones are mapped for one
-//! fault. There is no lock: a child that was forked in the middle of one would wait for ever.
+//! fault. There is no lock, which a forked child could find locked.
 //!
 //! The kernel takes a thread for one on its alternate stack by its stack pointer alone. If that
 //! left an alternate stack with live frames, the next signal that is handled there would overwrite
-//! them from the top. So meanwhile the stack of the fault is the alternate one: such a signal, that
-//! of a fault within the fault too, is handled below what is there. In between, where one of the
-//! two is wrong, all signals are blocked. A forked child has the stacks, the mask and the alternate
-//! stack of the thread that forks, and goes on in the same way.
+//! them from the top. So meanwhile the stack of the fault is the alternate one. In between, where
+//! one of the two is wrong, all signals are blocked.
 
 // Not from `crate::base::sync`: no model has signals.
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -26,7 +20,6 @@ use crate::frames::PAGE_BYTES;
 /// What a stack has: as much as a thread of the standard library.
 const BYTES: usize = 2 << 20;
 
-/// How many are kept.
 const KEPT: usize = 16;
 
 /// Those that are kept and not in use. A word is null, or the lowest address of a stack, which is
@@ -128,7 +121,6 @@ fn block_signals() -> libc::sigset_t {
     before
 }
 
-/// Blocks these signals alone for this thread.
 fn set_mask(blocked: &libc::sigset_t) {
     let mask = ptr::from_ref(blocked);
     // SAFETY: a set.

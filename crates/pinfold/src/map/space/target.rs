@@ -8,15 +8,14 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use super::anon::{self, Area};
-use super::fault::{self, Fault, ServedBy, SpaceShared};
+use super::fault::{self, Fault, SpaceShared};
 use super::handlers::{self, Handlers, ServedFault};
 use super::held::Holds;
 use super::index::MapIndex;
-use super::stats::write;
-use super::vma::{self, FaultAccess, RecordTable, Vma, Wanted};
+use super::vma::{self, FaultAccess, Mapped, RECORDS_MAX, RecordTable, Vma, Wanted};
 use crate::base::heap;
 use crate::base::mutant::{self, Mutant};
-use crate::base::sync::{Mutex, RwLockWriteGuard};
+use crate::base::sync::Mutex;
 use crate::cache::Cache;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -27,20 +26,53 @@ use crate::map::bring;
 use crate::map::lend::{self, Brought, Look, Mapper};
 use crate::mapped::mirror::Shown;
 use crate::mapped::task::{Rests, Waiter, now};
-use crate::mapped::uffd::Uffd;
+use crate::mapped::uffd::{Ask, Uffd};
 
 /// The records and the index of all spaces of the process.
-pub(super) static RECORDS: RecordTable<Arc<MapTarget>> = RecordTable::new();
-pub(super) static INDEX: MapIndex = MapIndex::new();
+static RECORDS: RecordTable<Arc<MapTarget>> = RecordTable::new();
+static INDEX: MapIndex = MapIndex::new();
 
-/// The error that there is no record for one more map.
-pub(super) fn no_record() -> io::Error {
-    io::Error::other(format!("this process has {} maps, and can have no more", vma::RECORDS_MAX))
+/// A map's record. Its addresses lead to it until [`end`](Self::end).
+pub(super) struct MapRecord {
+    number: u32,
+    pub(super) vma: &'static Vma<Arc<MapTarget>>,
 }
 
-/// The error that the index has no such addresses.
-pub(super) fn not_indexed() -> io::Error {
-    io::Error::other("the system gave addresses beyond those that maps can have")
+impl MapRecord {
+    /// The record of a map of `space`, which has the addresses `reserved` for itself.
+    ///
+    /// # Errors
+    /// There is none for one more map; or the index has no such addresses.
+    pub(super) fn begin(
+        space: &SpaceCore,
+        mapped: Mapped<Arc<MapTarget>>,
+        reserved: &Range<usize>,
+    ) -> io::Result<Self> {
+        let Some((number, vma)) = RECORDS.claim() else {
+            let text = format!("this process has {RECORDS_MAX} maps, and can have no more");
+            return Err(io::Error::other(text));
+        };
+        let (record, compared) = (MapRecord { number, vma }, &space.shared.compared);
+        let publish = || INDEX.set(reserved, Some(number));
+        if compared.change_layout(|| vma::begin(vma, compared, mapped, publish)) {
+            return Ok(record);
+        }
+        record.end(space, reserved, || {});
+        Err(io::Error::other("the system gave addresses beyond those that maps can have"))
+    }
+
+    /// Ends the map: `unmap` takes its pages out of the address space, while no fault reads the
+    /// record. Who waits for one of them repeats the access.
+    pub(super) fn end(&self, space: &SpaceCore, reserved: &Range<usize>, unmap: impl FnOnce()) {
+        let clear = |_: &Mapped<_>| {
+            INDEX.set(reserved, None);
+            unmap();
+            space.uffd.wake(reserved.start, reserved.len());
+        };
+        let compared = &space.shared.compared;
+        let release = || RECORDS.release(self.number);
+        drop(compared.change_layout(|| vma::end(self.vma, compared, clear, release)));
+    }
 }
 
 /// The record of the map that has `address`, or had it a moment ago.
@@ -48,9 +80,8 @@ fn find(address: usize) -> Option<&'static Vma<Arc<MapTarget>>> {
     RECORDS.get(INDEX.find(address)?)
 }
 
-/// Serves a fault at `address`, of which a signal tells.
 pub(super) fn serve_signal(address: usize, access: FaultAccess) -> Fault {
-    now(fault::serve_access(address, ServedBy::Signal, access, Some(Waiter::Thread), find))
+    now(fault::serve_access(address, Ask::Signal, access, Some(Waiter::Thread), find))
 }
 
 /// Serves a fault at `address`, of which a message tells, as a task of the thread with these
@@ -60,12 +91,12 @@ pub(super) fn serve_message(address: usize, access: FaultAccess, rests: Rc<Rests
     let blocks = mutant::on(Mutant::HandlerBlocks).then_some(Waiter::Thread);
     if !heap::has_room() {
         return ServedFault::by(async move {
-            now(fault::serve_access(address, ServedBy::Message, access, blocks, find))
+            now(fault::serve_access(address, Ask::Message, access, blocks, find))
         });
     }
     ServedFault::by(async move {
         let waiter = blocks.unwrap_or(Waiter::Task(&rests));
-        fault::serve_access(address, ServedBy::Message, access, Some(waiter), find).await
+        fault::serve_access(address, Ask::Message, access, Some(waiter), find).await
     })
 }
 
@@ -107,7 +138,6 @@ impl MapTarget {
         Err(self.wrong(what, range, cause))
     }
 
-    /// The error that a call was given this range.
     pub(super) fn wrong(
         &self,
         what: &'static str,
@@ -181,13 +211,12 @@ impl fault::Target for Arc<MapTarget> {
         *self.space.last_failure.lock() = Some(why.clone());
         *self.last_failure.lock() = Some(why);
         // A thread that faults by itself goes on with the signal.
-        if self.space.shared.by == ServedBy::Message && !mutant::on(Mutant::PoisonUnlocked) {
+        if self.space.shared.by == Ask::Message && !mutant::on(Mutant::PoisonUnlocked) {
             self.holds.poison(address, || handlers::poison(&self.space.uffd, address));
         }
     }
 }
 
-/// What a space and its maps share.
 #[derive(Debug)]
 pub(super) struct SpaceCore {
     pub(super) shared: SpaceShared,
@@ -202,17 +231,7 @@ pub(super) struct SpaceCore {
 }
 
 impl SpaceCore {
-    /// The lock of the space, for writing.
-    pub(super) fn layout(&self) -> RwLockWriteGuard<'_, ()> {
-        let (layout, waited) = write(&self.shared.layout);
-        self.shared.counters.space_writers.note(waited);
-        layout
-    }
-
     /// Own memory as the kernel has it.
-    ///
-    /// # Errors
-    /// As [`Proc::open`](anon::Proc::open).
     pub(super) fn proc(&self) -> std::io::Result<&Arc<anon::Proc>> {
         if let Some(proc) = self.proc.get() {
             return Ok(proc);

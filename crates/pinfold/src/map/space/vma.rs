@@ -1,8 +1,5 @@
-//! The record of one map, with its lock and its generation.
-//!
-//! Here: what a fault has to know of a map, who may change that, and the table of all records of
-//! the process. Not here: how a fault uses it (`fault.rs`), and how an address leads to it
-//! (`index.rs`).
+//! The record of one map, with its lock and its generation; the table of all records of the process.
+//! How an address leads to a record is `index.rs`.
 //!
 //! # States
 //!
@@ -12,16 +9,15 @@
 //! | claimed | 1 | nothing is mapped; one thread has the record | [`Vma::change`] with a map: mapped; [`RecordTable::release`]: free |
 //! | mapped | 1 | an address range, and the file behind it | [`Vma::change`] with a map: mapped, a further generation; with none: claimed |
 //!
-//! The body is behind a lock: faults read under it, and whoever changes the map writes under it.
-//! Each change is one more generation. So a fault that let go of the lock, and has it again, knows
-//! by the generation whether the map is still what it was.
+//! The body is behind a lock. Each change is one more generation, so a fault that let go of the lock
+//! and has it again knows whether the map is still what it was.
 //!
-//! A record is never freed, and stays a record: whoever has an old number of it takes the lock of a
-//! record, and finds that the address is not in its range.
+//! A record is never freed: whoever has an old number of it takes its lock, and finds that the
+//! address is not in its range.
 
 use std::ops::Range;
 
-use super::stats::{WaitCounts, Waited, read, write};
+use super::compared::{Compared, Waited, read, write};
 use crate::base::mutant::{self, Mutant};
 #[cfg(not(loom))]
 use crate::base::sync::{AtomicPtr, AtomicU32, Ordering};
@@ -30,7 +26,6 @@ use crate::base::sync::{RwLock, RwLockReadGuard};
 /// What a fault has to know of a map whose pages are found behind `T`.
 #[derive(Debug)]
 pub(crate) struct Mapped<T> {
-    /// The addresses of its pages.
     pub(crate) addresses: Range<usize>,
     /// The page of the file at the first address.
     pub(crate) first_page: u64,
@@ -46,7 +41,6 @@ impl<T> Mapped<T> {
     }
 }
 
-/// What an access does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultAccess {
     /// It loads, or it is not known to store.
@@ -54,7 +48,6 @@ pub(crate) enum FaultAccess {
     Store,
 }
 
-/// What an access wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) page: u64,
@@ -65,7 +58,6 @@ pub(crate) struct Wanted {
     pub(crate) pages: Range<u64>,
 }
 
-/// What the lock of a record guards.
 #[derive(Debug)]
 pub(crate) struct Body<T> {
     pub(crate) generation: u64,
@@ -83,7 +75,6 @@ impl<T> Body<T> {
     }
 }
 
-/// The record of one map.
 #[derive(Debug)]
 pub(crate) struct Vma<T> {
     body: RwLock<Body<T>>,
@@ -103,11 +94,11 @@ impl<T> Vma<T> {
     /// afterwards, whatever `change` does.
     pub(crate) fn change<R>(
         &self,
-        waits: &WaitCounts,
+        compared: &Compared,
         change: impl FnOnce(&mut Option<Mapped<T>>) -> R,
     ) -> R {
         let (mut body, waited) = write(&self.body);
-        waits.note(waited);
+        compared.note_writer(waited);
         body.generation += 1;
         change(&mut body.mapped)
     }
@@ -117,11 +108,11 @@ impl<T> Vma<T> {
 /// any fault can read the record. Returns what `publish` does.
 pub(crate) fn begin<T, R>(
     vma: &Vma<T>,
-    waits: &WaitCounts,
+    compared: &Compared,
     mapped: Mapped<T>,
     publish: impl FnOnce() -> R,
 ) -> R {
-    vma.change(waits, |slot| {
+    vma.change(compared, |slot| {
         *slot = Some(mapped);
         publish()
     })
@@ -131,7 +122,7 @@ pub(crate) fn begin<T, R>(
 /// record, `release` gives the record back after that. Returns what was mapped.
 pub(crate) fn end<T>(
     vma: &Vma<T>,
-    waits: &WaitCounts,
+    compared: &Compared,
     clear: impl FnOnce(&Mapped<T>),
     release: impl FnOnce(),
 ) -> Option<Mapped<T>> {
@@ -140,7 +131,7 @@ pub(crate) fn end<T>(
     if mutant::on(Mutant::UnmapReleasesFirst) {
         release();
     }
-    let mapped = vma.change(waits, |mapped| {
+    let mapped = vma.change(compared, |mapped| {
         mapped.as_ref().map(clear);
         mapped.take()
     });
@@ -148,7 +139,6 @@ pub(crate) fn end<T>(
     mapped
 }
 
-/// Records that are made at a time.
 #[cfg(not(loom))]
 const CHUNK: usize = 64;
 
@@ -157,15 +147,12 @@ const CHUNK: usize = 64;
 #[cfg(not(loom))]
 const CHUNKS: usize = 1 << 12;
 
-/// The most records of a process.
 #[cfg(not(loom))]
 pub(super) const RECORDS_MAX: usize = CHUNK * CHUNKS;
 
-/// All records of the process, for all of its spaces: whoever faults has nothing but an address.
-///
-/// There is no lock, so that a child of fork(2) finds none locked for ever. It never uses a record
-/// of its parent's, which another thread may have been reading at the fork: chunks know in which
-/// process they were made.
+/// All records of the process. There is no lock, which a forked child could find locked. It never
+/// uses a record of its parent's, which another thread may have been reading at the fork: chunks
+/// know in which process they were made.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct RecordTable<T> {
@@ -223,7 +210,6 @@ impl<T> RecordTable<T> {
         )
     }
 
-    /// Makes a chunk where there is none.
     fn make(&self, at: usize) -> Option<&Chunk<T>> {
         let records = std::array::from_fn(|_| (AtomicU32::new(0), Vma::new()));
         let chunk =
@@ -278,7 +264,7 @@ mod tests {
 
     #[test]
     fn each_change_is_another_generation() {
-        let (vma, waits) = (Vma::<u8>::new(), WaitCounts::default());
+        let (vma, waits) = (Vma::<u8>::new(), Compared::default());
         let generation = |vma: &Vma<u8>| vma.read().0.generation;
         let before = generation(&vma);
         vma.change(&waits, |_| ());

@@ -1,18 +1,14 @@
-//! A file's mirror: memory outside of the arena in which each page has its own offset in the file,
-//! so that it can be mapped. It is a memfd.
-//!
-//! Has the memfd, the cache's own view of it, and who owns which place of it. Which folios are put
-//! there is decided in `map/lend.rs`; when they go, in `map/pieces.rs` and
-//! `pages/reclaim/evict.rs`.
+//! A file's mirror: a memfd in which each page has its own offset in the file, so that it can be
+//! mapped; and who owns which place of it. Which folios are put there is decided in `map/lend.rs`;
+//! when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`.
 //!
 //! # Present means up to date
 //!
 //! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
 //! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
-//! view: the kernel copies to a page that nobody sees, and adds it to the file with its bytes. So
-//! the kernel itself may map whatever it finds, and a fault on a page that is absent is the only
-//! one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was tried,
-//! and why write(2) does not promise this.
+//! view, with all of its bytes. So the kernel itself may map whatever it finds, and a fault on a
+//! page that is absent is the only one that the program has to serve.
+//! [docs/map.md](../../../docs/map.md) has what else was tried.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!
@@ -41,8 +37,7 @@
 //! Who drops what the file does not have any more waits until no place is claimed or leaving
 //! ([`Mirror::settle`]): no access that comes later finds the bytes of either.
 //!
-//! The cache's view is read under a reference to a mirrored folio alone. It is registered for
-//! missing pages, as all maps are: a read of another page would be a SIGBUS, and make none.
+//! The cache's view is read under a reference to a mirrored folio alone.
 
 mod samples;
 mod shown;
@@ -62,11 +57,11 @@ use crate::base::limits::check_file_end;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, between_steps};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
-use crate::mapped::uffd::Uffd;
+use crate::mapped::uffd::{Uffd, copy};
 use samples::{Sample, samples};
 pub(crate) use shown::{Showings, Shown};
 use view::MirrorView;
-pub(crate) use view::prepare;
+pub(crate) use view::install;
 
 /// How often a copy takes pages that are not its own out of its place before it gives up.
 const STRAYS_MAX: u32 = 16;
@@ -74,18 +69,15 @@ const STRAYS_MAX: u32 = 16;
 /// On how many condition variables threads sleep that wait for places.
 const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 
-/// The mirror of one file.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     fd: OwnedFd,
     uffd: Arc<Uffd>,
     view: MirrorView,
-    /// The memfd's length.
     bytes: Mutex<u64>,
     /// Places that are not the index's.
     owned: Mutex<Places>,
-    /// When the owned place with number n becomes free, `freed[n % BEDS]` is notified. So few
-    /// threads are woken that wait for another place.
+    /// When the owned place with number n becomes free, `freed[n % BEDS]` is notified.
     freed: [Condvar; BEDS],
     punching: Mutex<()>,
     /// Where maps have it; not the view.
@@ -99,7 +91,6 @@ pub(crate) struct Mirror {
 #[derive(Debug, Default)]
 struct SeenBy(AtomicU32);
 
-/// Other processes.
 const CLIENTS: u32 = u32::MAX;
 
 /// What the system did not do, and its error.
@@ -119,11 +110,9 @@ pub(crate) struct MayMap(Arc<SeenBy>);
 #[derive(Debug, Default)]
 struct Places {
     all: Vec<Owned>,
-    /// How many there have been.
     count: u64,
 }
 
-/// A place that is claimed, leaving, or left over.
 #[derive(Debug)]
 struct Owned {
     pages: Range<u64>,
@@ -139,8 +128,7 @@ enum PlaceOwner {
     Folio,
 }
 
-/// The right to put bytes to a place. Dropped once the place has its owner in the index, or is
-/// free.
+/// The right to put bytes to a place, until it has its owner in the index, or is free.
 #[derive(Debug)]
 #[must_use = "dropped at once, it claims nothing"]
 pub(crate) struct PlaceClaim<'a> {
@@ -186,11 +174,7 @@ impl Mirror {
         self.fd.as_fd()
     }
 
-    /// Makes it at least so many bytes long. They are asked for under the lock: the file may be
-    /// growing.
-    ///
-    /// # Errors
-    /// The system refuses it.
+    /// Makes it at least so many bytes long, which are asked for under the lock.
     pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), SystemRefused> {
         let mut is = self.bytes.lock();
         let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
@@ -202,9 +186,6 @@ impl Mirror {
     }
 
     /// Sees to it that the cache's view has the folio that begins at `page`, which is to be lent.
-    ///
-    /// # Errors
-    /// There are no addresses for it.
     pub(crate) fn reach(&self, page: u64) -> Result<(), SystemRefused> {
         let reached = self.view.reach(self.fd(), page << PAGE_SHIFT, &self.uffd);
         reached.map_err(SystemRefused::to(RESERVE))
@@ -242,8 +223,7 @@ impl Mirror {
 
     /// The places of folios that are evicted, in the order of the file, under the `change` mutex
     /// under which they leave the index. Two of them become one with the pages between, where
-    /// `is_free` says that no folio has its place there: to take out one place costs an interrupt,
-    /// however long it is.
+    /// `is_free` says so: to take out one place costs an interrupt, however long it is.
     pub(crate) fn leave(
         &self,
         mut places: Vec<Range<u64>>,
@@ -262,8 +242,7 @@ impl Mirror {
         Leaving { mirror: self, places }
     }
 
-    /// Waits until none of the places of `pages` is claimed or leaving that is so now. What is
-    /// claimed later is claimed for a folio that is in the index later.
+    /// Waits until none of the places of `pages` is claimed or leaving that is so now.
     pub(crate) fn settle(&self, pages: &Range<u64>) {
         let mut owned = self.owned.lock();
         let later = owned.count;
@@ -277,7 +256,6 @@ impl Mirror {
         }
     }
 
-    /// Whether some of it is claimed or leaving.
     pub(crate) fn is_unsettled(&self, pages: &Range<u64>) -> bool {
         self.owned.lock().all.iter().any(|it| it.by == PlaceOwner::Step && it.overlaps(pages))
     }
@@ -295,7 +273,6 @@ impl Mirror {
         owned.all.iter().any(is_of) && self.has(page) && !mutant::on(Mutant::LeftOverAwaited)
     }
 
-    /// Whether the memfd has the page.
     fn has(&self, page: u64) -> bool {
         let at = page << PAGE_SHIFT;
         // Nobody uses the descriptor's position.
@@ -382,9 +359,8 @@ impl Mirror {
 }
 
 impl PlaceClaim<'_> {
-    /// Puts `bytes` bytes from `from` on to the beginning of the place. What is left of the last
-    /// page is zeros. With `shown` that has the place, the pages are mapped there at once, but for
-    /// samples, if these are to show accesses.
+    /// Puts `bytes` bytes from `from` on to the beginning of the place; what is left of the last page
+    /// is zeros. With `shown` that has the place, all pages but samples are mapped there at once.
     ///
     /// # Errors
     /// The system has no memory. Then some of the pages may be there.
@@ -450,24 +426,26 @@ impl PlaceClaim<'_> {
         let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
         let mut through = shown.unwrap_or(view);
         let (mut done, mut strays) = (0, 0);
-        // Ends: each turn copies a page at least, takes out strays, a bounded number of times, or
-        // is the one that goes over to the view.
+        // Ends: each turn copies a page, takes out strays a bounded number of times, or goes over to
+        // the view.
         while done < bytes {
             let ((uffd, place), from) = (through, from.wrapping_add(done));
+            let start = place.expose_provenance() + at;
             // SAFETY: the place is claimed; of bytes and map the caller says it.
-            match unsafe { uffd.copy(place.wrapping_add(at + done), from, bytes - done) } {
-                Ok(copied) => done += copied,
+            let copied = unsafe { copy(uffd.as_fd(), &(start + done..start + bytes), from, 0) };
+            let Err((copied, cause)) = copied else { break };
+            done += copied;
+            match cause {
                 // The page may be poisoned in the map.
-                Err(_) if through.1 != view.1 => through = view,
-                // Another process that has the memfd made a page there, of zeros, and more of them
-                // perhaps: all that is left of the place is taken out.
-                Err(cause) if is_there(&cause) && strays < STRAYS_MAX => {
+                _ if through.1 != view.1 => through = view,
+                // Another process made a page of zeros there, and more of them perhaps.
+                cause if is_there(&cause) && strays < STRAYS_MAX => {
                     strays += 1;
                     let page = self.pages.start + ((at + done) / PAGE_BYTES) as u64;
                     let one = mutant::on(Mutant::StraysOneByOne);
                     self.mirror.punch(page..if one { page + 1 } else { self.pages.end });
                 }
-                Err(cause) => return Err(cause),
+                cause => return Err(cause),
             }
         }
         Ok(())
@@ -561,7 +539,6 @@ fn is_there(cause: &io::Error) -> bool {
     cause.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
 }
 
-/// Makes a memfd `bytes` long.
 fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), SystemRefused> {
     let done = check_file_end(bytes).and_then(|()| Ok(ftruncate(fd, bytes)?));
     done.map_err(SystemRefused::to("make the memory file as long as the file"))
@@ -577,7 +554,6 @@ impl SystemRefused {
 #[derive(Debug)]
 pub(crate) struct Leftovers(Mutex<HashMap<u32, Place>>);
 
-/// Pages of a mirror.
 type Place = (Arc<Mirror>, Range<u64>);
 
 impl Leftovers {

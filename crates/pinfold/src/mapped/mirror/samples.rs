@@ -1,12 +1,10 @@
 //! Pages that show how much of a folio is accessed by maps.
 //!
-//! The kernel maps what is in the memfd by itself, and tells nobody of accesses to it. But a page
-//! that was not in the page table, and is there later, was accessed. So who lends a folio maps all
-//! of its pages but a few, its *samples*: those are in the memfd alone, and an access to one is the
-//! kernel's own fault. That fault maps what the memfd has around it, too: by default what is in the
-//! same aligned 64 KiB, where hence is one sample at most.
-//!
-//! Here: which pages these are. Whether they were accessed, `shown.rs` says.
+//! The kernel tells nobody of accesses to what is in the memfd. But a page that was not in the page
+//! table, and is there later, was accessed. So who lends a folio maps all of its pages but a few,
+//! its *samples*. The kernel's fault on one maps what the memfd has around it, too: by default what
+//! is in the same aligned 64 KiB, where hence is one sample at most. Whether samples were accessed,
+//! `shown.rs` says.
 
 use std::ops::Range;
 
@@ -34,7 +32,6 @@ impl Sample {
         (!stands_for.is_empty()).then_some(Sample { stands_for, ..self })
     }
 
-    /// How many pages it stands for.
     pub(super) fn pages(&self) -> u64 {
         self.stands_for.end - self.stands_for.start
     }

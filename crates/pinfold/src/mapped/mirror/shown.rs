@@ -1,11 +1,6 @@
-//! Where maps of this process show pages of a mirror.
-//!
-//! Here: the addresses; taking pages out of the page tables there, and asking which are in them.
-//! Not here: what an access does (`map/space/`), when pages leave (`map/pieces.rs`).
-//!
-//! A page that is taken out of the page tables alone stays in the memfd: the kernel maps it again
-//! by itself at the next access. So what is mapped again some time later was used, which nothing
-//! else tells a program of its own memory.
+//! Where maps of this process show pages of a mirror: taking pages out of the page tables there, and
+//! asking which are in them. A page that is taken out of the page tables alone stays in the memfd,
+//! and the kernel maps it again at the next access. So what is mapped some time later was used.
 //!
 //! The addresses are there as long as they are known here: whoever unmaps them says so first.
 
@@ -22,7 +17,6 @@ use crate::mapped::uffd::Uffd;
 pub(crate) struct Shown<'a> {
     pub(crate) uffd: &'a Uffd,
     pub(crate) pages: Range<u64>,
-    /// The address of the first.
     pub(crate) start: usize,
     /// Whether it is to be seen how much of what is put there is accessed.
     pub(crate) sampled: bool,
@@ -37,7 +31,6 @@ impl Shown<'_> {
     }
 }
 
-/// The addresses of one mirror.
 #[derive(Debug)]
 pub(crate) struct Showings(Mutex<Vec<Showing>>);
 
@@ -48,10 +41,6 @@ struct Showing {
 }
 
 impl Showing {
-    fn end(&self) -> usize {
-        self.address(self.pages.end)
-    }
-
     fn address(&self, page: u64) -> usize {
         self.start + ((page - self.pages.start) << PAGE_SHIFT) as usize
     }
@@ -74,22 +63,10 @@ impl Showings {
         self.0.lock().push(Showing { start: addresses.start, pages });
     }
 
-    /// These addresses will be unmapped: when this returns, no thread uses them here.
-    pub(crate) fn end(&self, addresses: &Range<usize>) {
-        let mut all = self.0.lock();
-        let mut kept = Vec::with_capacity(all.len());
-        for it in all.drain(..) {
-            let page_at = |at: usize| it.pages.start + ((at - it.start) >> PAGE_SHIFT) as u64;
-            let (from, to) = (addresses.start.max(it.start), addresses.end.min(it.end()));
-            if from >= to {
-                kept.push(it);
-                continue;
-            }
-            let before = Showing { start: it.start, pages: it.pages.start..page_at(from) };
-            let after = Showing { start: to, pages: page_at(to)..it.pages.end };
-            kept.extend([before, after].into_iter().filter(|rest| !rest.pages.is_empty()));
-        }
-        *all = kept;
+    /// The map that begins at this address will be unmapped: when this returns, no thread uses its
+    /// addresses here.
+    pub(crate) fn end(&self, start: usize) {
+        self.0.lock().retain(|it| it.start != start);
     }
 
     /// The addresses, and the pages that are there.
@@ -113,12 +90,10 @@ impl Showings {
         }
     }
 
-    /// Which of these folios some map has in its page table, in their order, which is that of the
-    /// file. None where the system does not tell. An address that is unmapped meanwhile says what
-    /// is there then.
+    /// Which of these folios some map has in its page table, in the order of the file. None where
+    /// the system does not tell. An address that is unmapped meanwhile says what is there then.
     ///
-    /// Cost: two system calls, and for each map that shows some of them one for those that lie
-    /// within 2 MiB.
+    /// Cost: two system calls, and one for each map and for those that lie within 2 MiB.
     pub(crate) fn mapped(&self, folios: &[Range<u64>]) -> Vec<bool> {
         let mut mapped = vec![false; folios.len()];
         let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return mapped };
@@ -144,9 +119,8 @@ impl Showings {
     }
 
     /// How many pages no map has accessed of these folios, each with its pages, and those of them
-    /// that are asked for, in the order of the file; as far as samples tell, and the system. Where
-    /// a page beside a sample is not mapped either, all of it may have been taken out of the page
-    /// tables.
+    /// that are asked for, in the order of the file; as far as samples tell. Where a page beside a
+    /// sample is not mapped either, all of it may have been taken out of the page tables.
     ///
     /// Cost: as [`mapped`](Self::mapped).
     pub(crate) fn unaccessed(&self, folios: &[(Range<u64>, Range<u64>)]) -> u64 {
@@ -185,37 +159,5 @@ fn note(pagemap: &Pagemap, showing: &Showing, folios: &[Range<u64>], mapped: &mu
     };
     for (folio, mapped) in folios.iter().zip(mapped) {
         *mapped |= folio.clone().any(is_present);
-    }
-}
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    fn showings(all: &[(usize, Range<u64>)]) -> Showings {
-        let showings = Showings::new();
-        for (start, pages) in all {
-            let bytes = (pages.end - pages.start) as usize * PAGE_BYTES;
-            showings.begin(&(*start..*start + bytes), pages.start);
-        }
-        showings
-    }
-
-    #[test]
-    fn what_ends_is_taken_out_of_what_began() {
-        const AT: usize = 1 << 30;
-        let page = |n: usize| AT + n * PAGE_BYTES;
-        let of = |ended: Range<usize>| {
-            let showings = showings(&[(AT, 10..20), (1 << 31, 15..17)]);
-            showings.end(&ended);
-            showings.all()
-        };
-        let other = (1 << 31, 15..17);
-        assert_eq!(of(page(20)..page(30)), [(AT, 10..20), other.clone()]);
-        assert_eq!(of(AT - 99 * PAGE_BYTES..page(99)), std::slice::from_ref(&other));
-        assert_eq!(of(page(7)..page(12)), [(AT, 10..17), other.clone()]);
-        assert_eq!(of(AT..page(3)), [(page(3), 13..20), other.clone()]);
-        assert_eq!(of(page(2)..page(5)), [(AT, 10..12), (page(5), 15..20), other]);
-        assert_eq!(of(AT..1 << 40), []);
     }
 }

@@ -3,14 +3,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
-//! | `choice.rs` | the options by which a program asks for one |
 //! | `slots.rs` | which slots are free |
 //! | `pages.rs` | the states of a page, and the protocol of a page-out |
 //!
-//! Which pages go there is decided in `reclaim`; `space/anon/` moves them. Nothing here knows of
-//! files or folios.
+//! Which pages go there is decided in `reclaim`; `space/anon/` moves them.
 
-mod choice;
 pub(crate) mod pages;
 pub(crate) mod slots;
 
@@ -33,41 +30,10 @@ use crate::options::Options;
 use crate::source::{
     Access, AlignedBuffer, Backing, Engine, Extent, Opened, Source, find, is_refusal, read_later,
 };
-pub(crate) use choice::PagedOutTo;
+use crate::stats::Stats;
 use pages::Unused;
 use slots::{SLOTS_MAX, Slot, SwapSlots};
 
-/// What has happened to a cache's swap, and what is in it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct SwapStats {
-    /// The bytes that it can hold.
-    pub(crate) total_bytes: u64,
-    /// The bytes that it holds.
-    pub(crate) used_bytes: u64,
-    /// Pages written to it.
-    pub(crate) pages_written: u64,
-    /// Writes, each of one or more pages.
-    pub(crate) writes: u64,
-    /// Pages read from it.
-    pub(crate) pages_read: u64,
-    /// Reads, each of one or more pages.
-    pub(crate) reads: u64,
-    /// Pages that left memory without a write: they were all zeros.
-    pub(crate) zeros: u64,
-    /// Page-outs that were given up, because the page was stored to meanwhile.
-    pub(crate) stored_meanwhile: u64,
-    /// How often a page was to be written and stayed in memory because the swap was full. A page
-    /// counts each time.
-    pub(crate) full: u64,
-    /// Writes that failed: their pages stayed in memory.
-    pub(crate) write_errors: u64,
-    /// Reads that failed.
-    pub(crate) read_errors: u64,
-    /// Why the last of them failed.
-    pub(crate) last_error: Option<String>,
-}
-
-/// The swap of one cache.
 #[derive(Debug)]
 pub(crate) struct Swap {
     source: Arc<dyn Source>,
@@ -79,8 +45,7 @@ pub(crate) struct Swap {
     rest: crate::base::sync::locks::Mutex<Rest>,
 }
 
-/// How long a swap is left alone that failed or was full: who waits for memory tries again and
-/// again. From the first time to the last it grows, until a write succeeds.
+/// How long a swap is left alone that failed or was full: it grows until a write succeeds.
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 
@@ -89,10 +54,8 @@ const TRIES_MAX: u32 = 100;
 
 const INTERRUPTED: rustix::io::Result<()> = Err(rustix::io::Errno::INTR);
 
-/// Why a swap is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// A write failed.
     Failed,
     /// There was no slot. It ends when there is one.
     Full,
@@ -125,46 +88,38 @@ pub(crate) struct SwapCounters {
     read_errors: AtomicU64,
 }
 
-/// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed); // a count
 }
 
-/// The swap that the options ask for.
-///
-/// # Errors
-/// [`ErrorKind::System`].
 pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swap>> {
-    let Some(place) = options.paged_out_to() else { return Ok(None) };
     let bytes = options.swap_bytes;
-    let swap = Swap::new(&place, bytes, engine).map_err(|cause| {
-        let place = match place {
-            PagedOutTo::Dir(dir) => format!(" in {}", dir.display()),
-            PagedOutTo::Source(_) => String::new(),
-        };
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let swap = Swap::new(options, engine).map_err(|cause| {
+        let dir = options.swap_dir.display();
+        let place = if options.swap_source.is_some() { "" } else { &format!(" in {dir}") };
         Cause::system(&format!("make a swap of {bytes} bytes{place}"), cause)
     });
     Ok(Some(swap?))
 }
 
 impl Swap {
-    /// A swap of `bytes` bytes, rounded down to whole pages.
-    ///
     /// # Errors
     /// It is less than a page; the file cannot be made, or its file system has no room.
-    pub(crate) fn new(place: &PagedOutTo, bytes: u64, engine: &Arc<Engine>) -> io::Result<Self> {
-        let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
+    fn new(options: &Options, engine: &Arc<Engine>) -> io::Result<Self> {
+        let slots = u32::try_from(options.swap_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+        let slots = slots.min(SLOTS_MAX / 2);
         if slots == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
         }
-        let (source, backing) = match place {
-            PagedOutTo::Source(source) => {
-                (source.clone(), Backing::new(source.clone(), engine.clone()))
-            }
-            PagedOutTo::Dir(dir) => {
-                let opened = make(dir, u64::from(slots) * PAGE_BYTES as u64, engine)?;
-                (opened.source.clone(), Backing::of_file(opened, engine.clone()))
-            }
+        let (source, backing) = if let Some(source) = &options.swap_source {
+            (source.clone(), Backing::new(source.clone(), engine.clone()))
+        } else {
+            let bytes = u64::from(slots) * PAGE_BYTES as u64;
+            let opened = make(&options.swap_dir, bytes, engine)?;
+            (opened.source.clone(), Backing::of_file(opened, engine.clone()))
         };
         if source.alignment() > PAGE_BYTES {
             return Err(io::Error::other("its alignment is above 4096"));
@@ -173,12 +128,10 @@ impl Swap {
         Ok(Swap { source, backing, slots: SwapSlots::new(slots), counters, last_error, rest })
     }
 
-    /// Its slots.
     pub(crate) fn slots(&self) -> &SwapSlots {
         &self.slots
     }
 
-    /// Gives back a slot that is of no more use.
     pub(crate) fn give(&self, Unused(slot): Unused) {
         if let Some(slot) = slot {
             self.slots.give(slot);
@@ -227,7 +180,6 @@ impl Swap {
         }
     }
 
-    /// Whether it is left alone now.
     pub(crate) fn rests(&self) -> bool {
         let rest = self.rest.lock();
         let has_slots = || self.slots.free() > 0;
@@ -247,9 +199,6 @@ impl Swap {
     }
 
     /// A read for a task: into the first `bytes` bytes of a buffer, which comes back.
-    ///
-    /// # Errors
-    /// As [`read_later`].
     pub(crate) async fn read_later(
         &self,
         first: Slot,
@@ -285,25 +234,35 @@ impl Swap {
         *self.last_error.lock() = Some(why.to_string());
     }
 
-    /// What has happened to it so far.
-    pub(crate) fn stats(&self) -> SwapStats {
-        let page = PAGE_BYTES as u64;
+    /// Tells what has happened to it so far.
+    pub(crate) fn count(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (all, free) = (self.slots.all(), self.slots.free());
-        let counters = &self.counters;
-        SwapStats {
-            total_bytes: u64::from(all) * page,
-            used_bytes: u64::from(all - free) * page,
-            pages_written: count(&counters.pages_written),
-            writes: count(&counters.writes),
-            pages_read: count(&counters.pages_read),
-            reads: count(&counters.reads),
-            zeros: count(&counters.zeros),
-            stored_meanwhile: count(&counters.stored_meanwhile),
-            full: count(&counters.full),
-            write_errors: count(&counters.write_errors),
-            read_errors: count(&counters.read_errors),
-            last_error: self.last_error.lock().clone(),
+        let bytes = |slots: u32| u64::from(slots) * PAGE_BYTES as u64;
+        let (all, counters) = (self.slots.all(), &self.counters);
+        stats.swap_bytes = bytes(all);
+        stats.swap_used_bytes = bytes(all - self.slots.free());
+        stats.swap_pages_written = count(&counters.pages_written);
+        stats.swap_writes = count(&counters.writes);
+        stats.swap_pages_read = count(&counters.pages_read);
+        stats.swap_reads = count(&counters.reads);
+        stats.swap_zeros = count(&counters.zeros);
+        stats.swap_stored_meanwhile = count(&counters.stored_meanwhile);
+        stats.swap_full = count(&counters.full);
+        stats.swap_write_errors = count(&counters.write_errors);
+        stats.swap_read_errors = count(&counters.read_errors);
+        stats.swap_last_error.clone_from(&self.last_error.lock());
+    }
+
+    /// What of it may explain that there is no memory.
+    pub(crate) fn about(&self) -> String {
+        let bytes = u64::from(self.slots.all()) * PAGE_BYTES as u64;
+        let failed = self.counters.write_errors.load(Ordering::Relaxed);
+        match &*self.last_error.lock() {
+            _ if self.slots.free() == 0 => format!("the swap of {bytes} bytes is full"),
+            Some(error) if failed > 0 => {
+                format!("{failed} writes to the swap failed, of the last errors: {error}")
+            }
+            _ => format!("the swap of {bytes} bytes has room"),
         }
     }
 }
@@ -363,6 +322,21 @@ mod tests {
         assert_eq!(left, 100, "its own name is gone");
     }
 
+    fn in_dir(dir: &Path, swap_bytes: u64) -> Options {
+        Options { swap_dir: dir.to_owned(), swap_bytes, ..Options::new(8 << 20) }
+    }
+
+    fn in_memory(swap_bytes: u64) -> Options {
+        let swap_source: Option<Arc<dyn Source>> = Some(Arc::new(Memory::new(Vec::new())));
+        Options { swap_bytes, swap_source, ..Options::new(8 << 20) }
+    }
+
+    fn counted(swap: &Swap) -> Stats {
+        let mut stats = Stats::default();
+        swap.count(&mut stats);
+        stats
+    }
+
     fn process() -> u32 {
         std::process::id()
     }
@@ -370,7 +344,7 @@ mod tests {
     #[test]
     fn pages_come_back_from_their_slots_and_the_file_has_no_name() {
         let dir = tempfile::tempdir().unwrap();
-        let swap = Swap::new(&PagedOutTo::Dir(dir.path().to_owned()), 1 << 20, &engine()).unwrap();
+        let swap = Swap::new(&in_dir(dir.path(), 1 << 20), &engine()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let mut pages = crate::source::AlignedBuffer::zeroed(3 * PAGE_BYTES, PAGE_BYTES);
         for (n, byte) in pages.iter_mut().enumerate() {
@@ -381,26 +355,24 @@ mod tests {
         let mut back = crate::source::AlignedBuffer::zeroed(2 * PAGE_BYTES, PAGE_BYTES);
         swap.read(Slot(8), &mut back).unwrap();
         assert_eq!((back[0], back[PAGE_BYTES]), (2, 3));
-        let stats = swap.stats();
-        assert_eq!((stats.pages_written, stats.writes), (3, 1));
-        assert_eq!((stats.pages_read, stats.reads, stats.total_bytes), (2, 1, 1 << 20));
+        let stats = counted(&swap);
+        assert_eq!((stats.swap_pages_written, stats.swap_writes), (3, 1));
+        assert_eq!((stats.swap_pages_read, stats.swap_reads, stats.swap_bytes), (2, 1, 1 << 20));
     }
 
     #[test]
     fn a_swap_that_lost_its_bytes_says_so() {
-        let swap =
-            Swap::new(&PagedOutTo::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20, &engine());
-        let swap = swap.unwrap();
+        let swap = Swap::new(&in_memory(1 << 20), &engine()).unwrap();
         let error = swap.read(Slot(0), &mut [0; PAGE_BYTES]).unwrap_err();
         assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
-        assert_eq!(swap.stats().read_errors, 1);
-        assert_eq!(swap.stats().last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
+        let stats = counted(&swap);
+        assert_eq!(stats.swap_read_errors, 1);
+        assert_eq!(stats.swap_last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
     }
 
     #[test]
     fn who_is_full_rests_until_there_is_a_slot() {
-        let source = Arc::new(Memory::new(Vec::new()));
-        let swap = Swap::new(&PagedOutTo::Source(source), PAGE_BYTES as u64, &engine()).unwrap();
+        let swap = Swap::new(&in_memory(PAGE_BYTES as u64), &engine()).unwrap();
         assert!(!swap.rests());
         let taken: Vec<u32> = swap.slots.take(1).into_iter().flatten().collect();
         // Long enough for a slow machine.
@@ -420,22 +392,19 @@ mod tests {
     #[test]
     fn a_swap_without_room_for_a_page_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let source = PagedOutTo::Source(Arc::new(Memory::new(Vec::new())));
-        for place in [PagedOutTo::Dir(dir.path().to_owned()), source] {
+        for options in [in_dir(dir.path(), 0), in_memory(0)] {
+            let of = |swap_bytes| Swap::new(&Options { swap_bytes, ..options.clone() }, &engine());
             for bytes in [0, 1, 4095] {
-                let error = Swap::new(&place, bytes, &engine()).unwrap_err();
+                let error = of(bytes).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
             }
-            assert_eq!(Swap::new(&place, 8191, &engine()).unwrap().stats().total_bytes, 4096);
+            assert_eq!(counted(&of(8191).unwrap()).swap_bytes, 4096);
         }
     }
 
     #[test]
     fn a_directory_that_is_not_there_is_an_error() {
-        let place = PagedOutTo::Dir("/no/such/directory".into());
-        assert_eq!(
-            Swap::new(&place, 1 << 20, &engine()).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
+        let error = Swap::new(&in_dir("/no/such/directory".as_ref(), 1 << 20), &engine());
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -1,10 +1,7 @@
-//! What is known of each page of a mapping that is the program's own memory: where its bytes are.
-//!
-//! Here: the states of a page, and the steps of a *page-out* (writing a page to the swap so that it
-//! can leave memory) as far as they concern these. Not here: whether the page is in memory, which
-//! the mapping's index says, and the calls of the system (`space/anon/`).
-//!
-//! A value is part of what the mapping's `change` mutex guards; so each method is one step.
+//! Where the bytes of each page of own memory are: the states of a page, and the steps of a
+//! *page-out* (writing a page to the swap so that it can leave memory) as far as they concern these.
+//! Whether the page is in memory, the mapping's index says. The mapping's `change` mutex guards a
+//! value; so each method is one step.
 //!
 //! # States
 //!
@@ -27,25 +24,20 @@
 //! | `Stale` | `Dirty` | the same | |
 //! | `Origin`, `Swapped` | `Dirty` | [`PageStates::distrust`] | who would take the page out of memory, and finds it unprotected |
 //! | `Dirty` | `Lost` | [`PageStates::miss`] | who finds that the page is not in memory |
-//! | `Lost` | `Dirty` | [`PageStates::store`] | a page that is stored to as a whole |
 //! | `Swapped`, `Dirty`, `Lost` | `Origin` | [`PageStates::forget`] | the program, which does not want the bytes any more |
 //!
 //! Pages that are `Origin` or `Swapped` may leave memory ([`PageStates::may_leave`]).
 //!
 //! # Why no store is lost
 //!
-//! A page leaves memory only if its bytes are elsewhere. `Writing` says that the page was protected
-//! before its bytes were read, and that no store came since: a store would be a fault, which makes
-//! the page `Stale` before the protection ends. So if the page is still `Writing` when the write
-//! has ended, the slot has its bytes. A fault that comes later waits for the mutex under which the
-//! page leaves.
+//! `Writing` says that the page was protected before its bytes were read, and that no store came
+//! since: a store would be a fault, which makes the page `Stale` before the protection ends. So if
+//! the page is still `Writing` when the write has ended, the slot has its bytes. A fault that comes
+//! later waits for the mutex under which the page leaves. The protection is the kernel's, and may
+//! end without a fault: `space/anon/trust.rs`.
 //!
-//! The protection is the kernel's, and may end without a fault ([`PageStates::distrust`] and
-//! `space/anon/trust.rs` say what is done about that).
-//!
-//! The slot belongs to the page-out until [`PageStates::end_write`]: until then a write to it may
-//! be under way. As long as it is, the page stays in memory, from which it is read, and no other
-//! page-out of it begins.
+//! The slot belongs to the page-out until [`PageStates::end_write`]. Until then the page stays in
+//! memory, and no other page-out of it begins.
 
 use std::collections::TryReserveError;
 use std::ops::Range;
@@ -53,31 +45,21 @@ use std::ops::Range;
 use super::slots::Slot;
 use crate::base::mutant::{self, Mutant};
 
-/// Where the bytes of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageState {
-    /// Never stored to, or forgotten since.
     Origin,
-    /// In the slot, and perhaps in memory.
     Swapped(Slot),
-    /// In memory alone.
     Dirty,
-    /// In memory, and being written to the slot.
     Writing(Slot),
-    /// In memory alone; what is being written to the slot is older.
     Stale(Slot),
-    /// Nowhere.
     Lost,
 }
 
-/// How the write of a page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// The slot has its bytes.
     InSlot,
     /// Its bytes are those of its origin: nothing was written.
     AsOrigin,
-    /// The write failed.
     Failed,
 }
 
@@ -97,7 +79,6 @@ pub(crate) enum Seen {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unused(pub(crate) Option<Slot>);
 
-/// The page, or an older version of it, is being written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct IsWriting;
 
@@ -119,7 +100,6 @@ pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     fn write_out(&self, mapping: u32, pages: &[u64], now: bool);
 }
 
-/// The states of all pages of a mapping.
 #[derive(Debug)]
 pub(crate) struct PageStates {
     n: u64,
@@ -136,9 +116,6 @@ const CHUNK: u64 = 1 << 14;
 impl PageStates {
     /// `n` pages, none of which was ever stored to. Takes 16 bytes for each [`CHUNK`] pages, and 4
     /// for each page of those in which one got into memory.
-    ///
-    /// # Errors
-    /// There is no memory for so many.
     pub(crate) fn new(n: u64) -> Result<Self, TryReserveError> {
         let mut chunks = Vec::new();
         let wanted = n.div_ceil(CHUNK) as usize;
@@ -162,7 +139,6 @@ impl PageStates {
         (page < pages.end).then_some(page)
     }
 
-    /// The state of a page.
     pub(crate) fn get(&self, page: u64) -> PageState {
         let (chunk, at) = self.place(page);
         let word = self.chunks[chunk].get(at).copied().unwrap_or(0);
@@ -253,7 +229,6 @@ impl PageStates {
         })
     }
 
-    /// Whether the page may leave memory.
     pub(crate) fn may_leave(&self, page: u64) -> bool {
         match self.get(page) {
             PageState::Origin | PageState::Swapped(_) => true,
@@ -297,9 +272,6 @@ impl PageStates {
     }
 
     /// The page is not in memory, though it was put there and nobody of the cache took it out.
-    ///
-    /// # Errors
-    /// It is being written.
     pub(crate) fn miss(&mut self, page: u64) -> Result<(), IsWriting> {
         match self.get(page) {
             PageState::Writing(_) | PageState::Stale(_) => Err(IsWriting),
@@ -319,9 +291,6 @@ impl PageStates {
     }
 
     /// The bytes of the page are not wanted any more: it is as if it had never been stored to.
-    ///
-    /// # Errors
-    /// It is being written.
     pub(crate) fn forget(&mut self, page: u64) -> Result<Unused, IsWriting> {
         let unused = match self.get(page) {
             PageState::Writing(_) | PageState::Stale(_) => return Err(IsWriting),

@@ -13,11 +13,9 @@ pub(crate) const CLUSTER_SLOTS: u32 = u64::BITS;
 /// All numbers of slots are below it: the words of `pages.rs` have no room for more.
 pub(crate) const SLOTS_MAX: u32 = 1 << 29;
 
-/// The number of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// All slots of a swap.
 #[derive(Debug)]
 pub(crate) struct SwapSlots {
     all: u32,
@@ -36,7 +34,6 @@ struct SlotsState {
 }
 
 impl SwapSlots {
-    /// `all` slots, all of them free.
     pub(crate) fn new(all: u32) -> Self {
         assert!(all <= SLOTS_MAX / 2, "more slots than can be numbered");
         let mut used = vec![0; all.div_ceil(CLUSTER_SLOTS) as usize];
@@ -47,12 +44,10 @@ impl SwapSlots {
         SwapSlots { all, state: Mutex::new(state) }
     }
 
-    /// How many there are.
     pub(crate) fn all(&self) -> u32 {
         self.all
     }
 
-    /// How many are free.
     pub(crate) fn free(&self) -> u32 {
         self.state.lock().free
     }

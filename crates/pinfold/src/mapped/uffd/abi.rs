@@ -1,7 +1,24 @@
 //! The kernel's interface of userfaultfd(2): structs, numbers of ioctls, and flags, under the names
 //! that the modules use which call it.
 
-use rustix::ioctl::{Opcode, opcode};
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+/// Makes a call of a userfaultfd.
+///
+/// # Safety
+/// The struct is the kernel's for this number. What the call does to memory is in order.
+pub(crate) unsafe fn call<const OP: Opcode, T>(
+    uffd: impl AsFd,
+    it: &mut T,
+) -> rustix::io::Result<()> {
+    // SAFETY: the caller's promise.
+    let call = unsafe { Updater::<OP, _>::new(it) };
+    // SAFETY: as above.
+    unsafe { ioctl(uffd, call) }
+}
 
 /// `struct uffdio_api`.
 #[repr(C)]
@@ -17,6 +34,12 @@ pub(crate) struct Api {
 pub(crate) struct Span {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+}
+
+impl From<&Range<usize>> for Span {
+    fn from(at: &Range<usize>) -> Self {
+        Span { start: at.start as u64, bytes: at.len() as u64 }
+    }
 }
 
 /// `struct uffdio_register`.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::behind::Spaces;
 use super::{Stores, draw, holds_and_catches, spawn};
 use crate::base::mutant::Mutant;
-use crate::map::space::fault::{Fault, FaultIo, FaultLock};
+use crate::map::space::compared::{FaultIo, FaultLock};
+use crate::map::space::fault::Fault;
 
 const THREADS: usize = 3;
 const RECORDS: u32 = 2;

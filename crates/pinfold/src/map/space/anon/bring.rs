@@ -19,17 +19,14 @@
 //!
 //! None of this takes memory of the heap, but for the buffer of steps 3 and 5, and what waiting and
 //! eviction take: where there is no buffer for a run, the page comes alone; where there is none for
-//! a page, the access fails.
-//!
-//! A task does the same. It waits for its turn, for other threads and for reads without blocking
-//! its thread; if there is no memory, it evicts what needs no write, rests, and begins anew.
+//! a page, the access fails. A task that finds no memory evicts what needs no write, rests, and
+//! begins anew.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::protect::Protection;
 use super::run::{RUN_MAX, RunFrames, RunToBring};
-use super::{AccessOrder, Area, Origin, STREAMS, calls};
+use super::{Area, Origin, STREAMS, calls};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::{heap, wait};
@@ -45,6 +42,7 @@ use crate::pages::core::{Core, Held};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Changing, Mapping};
 use crate::pages::reclaim::{self, Patience, Shortage};
+use crate::pages::stream::Stream;
 use crate::source::{AlignedBuffer, is_refusal};
 
 /// What pages of zeros are copied from.
@@ -56,18 +54,15 @@ struct Zeros([u8; RUN_MAX * PAGE_BYTES]);
 /// How long a task rests if all who read for sources are busy.
 const BUSY_NAP: Duration = Duration::from_millis(1);
 
-/// What a fault finds.
 enum OwnLook<'a> {
     There,
     OnItsWay(Held<'a>),
     Absent(RunToBring),
 }
 
-/// What became of a run.
 #[derive(Debug, PartialEq, Eq)]
 enum Filled {
     Came,
-    /// Another thread was faster.
     Faster,
     /// There is no memory at once, for the page or for the index.
     NoMemory,
@@ -135,31 +130,6 @@ impl Area {
         }
     }
 
-    /// [`bring`](Self::bring) for a store of all of the page, by a thread, which gives the bytes:
-    /// those that it had are not read from the swap.
-    pub(super) fn bring_whole(&self, handle: &Handle, page: u64, bytes: &[u8]) -> Result<()> {
-        let core = &*handle.core;
-        // Ends: as in `bring`.
-        loop {
-            match self.find(handle, page, FaultAccess::Store)? {
-                OwnLook::There => return Ok(()),
-                OwnLook::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
-                OwnLook::Absent(run)
-                    if matches!(run.state, PageState::Swapped(_) | PageState::Lost) =>
-                {
-                    let _bringing = now(bring::bringing(core, 1, Waiter::Thread));
-                    let alone = RunToBring { is_replaced: true, ..RunToBring::of(page, run.state) };
-                    if self.replace(handle, &alone, bytes)? {
-                        return Ok(());
-                    }
-                }
-                OwnLook::Absent(_) => {
-                    return now(self.bring(handle, page, FaultAccess::Store, Waiter::Thread));
-                }
-            }
-        }
-    }
-
     /// Ends the poison of absent pages.
     pub(in crate::map::space) fn unpoison(&self, handle: &Handle, pages: std::ops::Range<u64>) {
         let mut changing = handle.mapping.change();
@@ -191,7 +161,7 @@ impl Area {
                 return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
             }
             let Some(head) = changing.head(page) else {
-                return Ok(OwnLook::Absent(self.run(&mut changing, page)));
+                return Ok(OwnLook::Absent(self.run(&handle.stream, &mut changing, page)));
             };
             if core.frames.frame(head).is_changing() {
                 let held = core.hold_under_change(head);
@@ -237,14 +207,11 @@ impl Area {
     }
 
     /// Which absent pages can come together with `page`.
-    fn run(&self, changing: &mut Changing<'_>, page: u64) -> RunToBring {
+    fn run(&self, stream: &Stream, changing: &mut Changing<'_>, page: u64) -> RunToBring {
         let state = changing.own().expect("own memory has states").get(page);
         let mut run = RunToBring::of(page, state);
-        let goes_on = match self.order() {
-            AccessOrder::Random => false,
-            AccessOrder::Sequential => true,
-            AccessOrder::Unknown => page == 0 || self.is_expected(page),
-        };
+        let is_expected = page == 0 || self.is_expected(page) || stream.is_sequential();
+        let goes_on = is_expected && !stream.is_random();
         let end = if goes_on { self.pages().min(page + RUN_MAX as u64) } else { page + 1 };
         if !matches!(state, PageState::Origin | PageState::Swapped(_)) {
             return run;
@@ -396,23 +363,6 @@ impl Area {
         Ok(bytes.div_ceil(PAGE_BYTES).max(1))
     }
 
-    /// Steps 2, 4, 6 and 7 for a run of one page, all of which is stored to. False: another thread
-    /// was faster.
-    fn replace(&self, handle: &Handle, run: &RunToBring, bytes: &[u8]) -> Result<bool> {
-        let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
-        let got = lent::allocate_lent(core, frames::Order::MIN, true);
-        let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
-        let Some((head, _)) = got else { return Ok(false) };
-        let mut frames = RunFrames::new();
-        frames.push(head);
-        if !self.insert(handle, run, &mut frames, true)? || frames.is_empty() {
-            return Ok(false);
-        }
-        let landed = self.land(handle, &frames, run, bytes, Ok(()), FaultAccess::Store);
-        landed.map_err(|why| Area::refused(mapping, "bring", &(page..page + 1), why))?;
-        Ok(true)
-    }
-
     fn read_error(
         mapping: &Mapping,
         page: u64,
@@ -537,9 +487,6 @@ impl Area {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let zeros = self.is_zeros(run);
         let mut changing = mapping.change();
-        if run.is_replaced && !self.allows(Protection::ReadWrite) {
-            read = Err(std::io::Error::from_raw_os_error(libc::EACCES)); // since it was asked
-        }
         let is_wanted = |n: usize| core.frames.frame(coming[n]).identity().mapping == mapping.id;
         let mut n = 0;
         let mut landed = [false; RUN_MAX];
@@ -619,7 +566,6 @@ async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
     }
 }
 
-/// Gives back a slot that is of no more use.
 pub(super) fn give(core: &Core, unused: Unused) {
     if let Some(swap) = core.own_swap() {
         swap.give(unused);

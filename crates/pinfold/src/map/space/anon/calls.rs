@@ -5,23 +5,18 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::ioctl::{Updater, ioctl};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 
 use crate::frames::{PAGE_BYTES, give_back};
-use crate::map::space::reservation::Reservation;
-use crate::mapped::uffd::AGAIN_MAX;
+use crate::mapped::reserved::Reservation;
 use crate::mapped::uffd::abi::{
-    COPY_PROTECTED, COPY_QUIETLY, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE,
-    PROTECT_ON, Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
+    COPY_PROTECTED, COPY_QUIETLY, Install, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE, PROTECT_ON,
+    Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, call,
 };
+use crate::mapped::uffd::{self, repeat};
 
-fn span(at: &Range<usize>) -> Span {
-    Span { start: at.start as u64, bytes: at.len() as u64 }
-}
-
-/// Makes reserved addresses private memory without access, which no child inherits, and registers
-/// them: the kernel asks for what is missing, and for stores to what is protected.
+/// Makes reserved addresses private memory, which no child inherits, and registers them, before they
+/// can be accessed: the kernel asks for what is missing, and for stores to what is protected.
 ///
 /// # Safety
 /// The addresses are reserved by the caller, and not in use.
@@ -41,17 +36,14 @@ pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Res
     }
     let _ = merge_nothing(at); // asked again before a page leaves
     let mode = REGISTER_MISSING | REGISTER_PROTECTED;
-    let mut register = Register { span: span(at), mode, ioctls: 0 };
-    // SAFETY: the struct is the kernel's for this number.
-    let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
+    let mut register = Register { span: at.into(), mode, ioctls: 0 };
     // SAFETY: it changes nothing but how faults of the caller's addresses are served.
-    Ok(unsafe { ioctl(uffd, register) }?)
+    unsafe { call::<OP_REGISTER, _>(uffd, &mut register) }?;
+    // SAFETY: as above.
+    Ok(unsafe { mprotect(start, at.len(), MprotectFlags::READ | MprotectFlags::WRITE) }?)
 }
 
 /// What `look` finds at the address of a page that is protected, which is there only meanwhile.
-///
-/// # Errors
-/// The system refuses it.
 pub(super) fn protected_page<R>(
     uffd: BorrowedFd<'_>,
     look: impl FnOnce(usize) -> R,
@@ -85,12 +77,12 @@ pub(super) fn merge_nothing(at: &Range<usize>) -> bool {
     matches!(done, Ok(()) | Err(Errno::INVAL | Errno::NOMEM))
 }
 
-/// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen. Who
-/// waits for one is not woken: that is done once the fault has let go of the page (`handlers.rs`),
-/// so that a page-out right after the access does not find it in use.
+/// Puts copies of the bytes at `from` to absent pages. Who waits for one is woken once the fault has
+/// let go of the page (`handlers.rs`), so that a page-out right after the access does not find it in
+/// use.
 ///
 /// # Errors
-/// A page is there, or there is no memory: the pages before it have come.
+/// As [`uffd::copy`].
 pub(super) fn copy(
     uffd: BorrowedFd<'_>,
     to: &Range<usize>,
@@ -98,25 +90,13 @@ pub(super) fn copy(
     protected: bool,
 ) -> Result<(), (usize, io::Error)> {
     assert_eq!(to.len(), from.len(), "a copy has the length of its place");
-    let mode = COPY_QUIETLY | if protected { COPY_PROTECTED } else { 0 };
-    repeat(to, |left| {
-        let at = left.start - to.start;
-        let (to, from) = (left.start as u64, from[at..].as_ptr().expose_provenance() as u64);
-        let mut copy = Copy { to, from, bytes: left.len() as u64, mode, done: 0 };
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
-        // SAFETY: it fills pages of an area that are absent, which nobody has read.
-        let result = unsafe { ioctl(uffd, call) };
-        (result, copy.done)
-    })
+    // SAFETY: it fills pages of an area that are absent, which nobody has read.
+    unsafe { uffd::copy(uffd, to, from.as_ptr(), if protected { COPY_PROTECTED } else { 0 }) }
 }
 
 /// Makes absent pages pages of zeros, which take memory when they are stored to. One that is
 /// poisoned becomes a copy of its part of `zeros`, as the kernel puts only copies in the place of
 /// poison.
-///
-/// # Errors
-/// As [`copy`].
 pub(super) fn zero(
     uffd: BorrowedFd<'_>,
     at: &Range<usize>,
@@ -133,35 +113,11 @@ pub(super) fn zero(
 
 fn zero_unpoisoned(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
     repeat(at, |left| {
-        let mut zero = Install { span: span(&left), mode: COPY_QUIETLY, done: 0 };
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_ZEROPAGE, _>::new(&mut zero) };
+        let mut zero = Install { span: (&left).into(), mode: COPY_QUIETLY, done: 0 };
         // SAFETY: as in `copy`.
-        let result = unsafe { ioctl(uffd, call) };
+        let result = unsafe { call::<OP_ZEROPAGE, _>(uffd, &mut zero) };
         (result, zero.done)
     })
-}
-
-/// Calls until all of the range is done. The error says how many bytes are.
-fn repeat(
-    range: &Range<usize>,
-    mut call: impl FnMut(Range<usize>) -> (rustix::io::Result<()>, i64),
-) -> Result<(), (usize, io::Error)> {
-    let (mut at, mut again) = (range.start, 0);
-    // Ends: each turn gets on, or is one of a bounded number.
-    while at < range.end {
-        let (result, done) = call(at..range.end);
-        at += usize::try_from(done).unwrap_or(0);
-        match result {
-            Ok(()) => {}
-            Err(Errno::AGAIN) if again < AGAIN_MAX => {
-                again += 1;
-                std::thread::yield_now();
-            }
-            Err(errno) => return Err((at - range.start, errno.into())),
-        }
-    }
-    Ok(())
 }
 
 /// From now on a store to a page of the range that is there is a fault; or not any more, and then
@@ -177,23 +133,18 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
 }
 
 /// As [`protect`], up to the first page that the kernel refuses.
-fn protect_all(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) -> rustix::io::Result<()> {
-    let mode = if on { PROTECT_ON } else { 0 };
-    let mut again = 0;
-    // Ends: as in `repeat`.
-    loop {
-        let mut protect = Protect { span: span(at), mode };
-        // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
+fn protect_all(
+    uffd: BorrowedFd<'_>,
+    at: &Range<usize>,
+    on: bool,
+) -> Result<(), (usize, io::Error)> {
+    repeat(at, |left| {
+        let mode = if on { PROTECT_ON } else { 0 };
+        let mut protect = Protect { span: (&left).into(), mode };
         // SAFETY: it changes which accesses to pages of an area are faults.
-        match unsafe { ioctl(uffd, call) } {
-            Err(Errno::AGAIN) if again < AGAIN_MAX => {
-                again += 1;
-                std::thread::yield_now();
-            }
-            done => return done,
-        }
-    }
+        let result = unsafe { call::<OP_PROTECT, _>(uffd, &mut protect) };
+        (result, if result.is_ok() { left.len().cast_signed() as i64 } else { 0 })
+    })
 }
 
 /// Takes pages out of memory; the next access is a fault.

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use super::protect::Protection;
 use super::{Area, pages_of};
 use crate::error::{Cause, Result};
-use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::frames::{FrameNumber, PAGE_SHIFT};
 use crate::map::space::vma::FaultAccess;
 use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::task::{Waiter, now};
@@ -16,11 +15,8 @@ use crate::pages::mapping::Changing;
 /// At most this part of a budget is held.
 pub(in crate::map::space) const HELD_SHARE: u32 = 4;
 
-/// What is copied of a page.
 pub(in crate::map::space) enum CopyPart<'a> {
-    /// From this byte on.
     Load(usize, &'a mut [u8]),
-    /// To this byte and those that follow.
     Store(usize, &'a [u8]),
 }
 
@@ -45,7 +41,6 @@ impl std::fmt::Debug for HeldRange<'_> {
 }
 
 impl<'a> HeldRange<'a> {
-    /// Holds the pages of a range that is in the area.
     pub(in crate::map::space) fn new(
         area: &'a Area,
         handle: &'a Handle,
@@ -87,30 +82,26 @@ impl Drop for HeldRange<'_> {
 }
 
 impl Area {
-    /// Copies a part of `page`, which is brought if it is absent. A store of a whole page reads
-    /// nothing.
+    /// Copies a part of `page`, which is brought if it is absent.
     ///
     /// # Errors
-    /// As [`bring`](Self::bring); the map's protection forbids the access.
+    /// As [`bring`](Self::bring); the system refuses the access.
     pub(in crate::map::space) fn copy(
         &self,
         handle: &Handle,
         page: u64,
-        copy: CopyPart<'_>,
+        mut copy: CopyPart<'_>,
     ) -> Result<()> {
-        let (access, whole) = match &copy {
-            CopyPart::Load(..) => (FaultAccess::Load, None),
-            CopyPart::Store(_, bytes) => {
-                (FaultAccess::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes))
-            }
+        let access = match copy {
+            CopyPart::Load(..) => FaultAccess::Load,
+            CopyPart::Store(..) => FaultAccess::Store,
         };
         // Whether the page is looked up in the page table, as it could not be copied before.
         let mut looks = false;
-        let mut copy = copy;
         // Ends: each turn but the last brings the page, which the program has taken away before.
         loop {
             let look = || looks.then(|| self.entry(page)).flatten();
-            let (changing, _) = self.there(handle, page, access, whole, look)?;
+            let (changing, _) = self.there(handle, page, access, look)?;
             let at = self.address(page).addr();
             let copied = match &mut copy {
                 CopyPart::Load(from, to) => self.proc.load(at + *from, to),
@@ -134,7 +125,7 @@ impl Area {
     /// As [`copy`](Self::copy); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
         let look = || self.entry(page);
-        let (changing, head) = self.there(handle, page, FaultAccess::Store, None, look)?;
+        let (changing, head) = self.there(handle, page, FaultAccess::Store, look)?;
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
@@ -149,33 +140,20 @@ impl Area {
         handle: &'a Handle,
         page: u64,
         access: FaultAccess,
-        whole: Option<&[u8]>,
         look: impl Fn() -> Option<PagemapEntry>,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?; // before the mutex, which a forked child may find locked
-        let least = match access {
-            FaultAccess::Load => Protection::Read,
-            FaultAccess::Store => Protection::ReadWrite,
-        };
         // Ends: each turn but the last brings the page; it seldom leaves right after it came.
         loop {
             let mut changing = mapping.change();
-            // First: what is refused makes no page dirty.
-            if !self.allows(least) {
-                let why = std::io::Error::from_raw_os_error(libc::EACCES);
-                return Err(Area::refused(mapping, "access", &(page..page + 1), why));
-            }
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
             let head = changing.head(page).filter(is_there);
             let entry = head.and_then(|_| look());
             let is_absent = entry.is_some_and(PagemapEntry::is_absent);
             let Some(head) = head.filter(|_| !is_absent) else {
                 drop(changing);
-                match whole {
-                    Some(bytes) => self.bring_whole(handle, page, bytes)?,
-                    None => now(self.bring(handle, page, access, Waiter::Thread))?,
-                }
+                now(self.bring(handle, page, access, Waiter::Thread))?;
                 continue;
             };
             if access == FaultAccess::Store {

@@ -1,10 +1,9 @@
 //! Memory of the program's own that can be paged out: anonymous memory, and private views of files.
 //!
 //! An *area* is private memory of one map, registered with the space's userfaultfd for missing
-//! pages and for stores to protected ones. One map has it, so it needs no mirror: a page is put to
-//! the map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are
-//! elsewhere. Each page in memory is a folio of the cache, with a frame of a lent run: so it is in
-//! the budget, and the one policy evicts it.
+//! pages and for stores to protected ones. A page is put to the map's address when its bytes are
+//! complete (`UFFDIO_COPY`), and taken out when they are elsewhere. Each page in memory is a folio of
+//! the cache, with a frame of a lent run: so it is in the budget, and the one policy evicts it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -13,7 +12,6 @@
 //! | `run.rs` | pages that come together |
 //! | `hold.rs` | pages that are there for a while: for a copy, or held |
 //! | `out.rs` | a page-out, and forgetting pages |
-//! | `protect.rs` | what may be done with the memory |
 //! | `trust.rs` | what is believed of the page table, and what is looked up |
 //! | `proc.rs` | the page table, and bytes, by calls that make no fault |
 //! | `calls.rs` | the calls of the system |
@@ -25,46 +23,40 @@
 //!
 //! They are taken in this order; a call may leave out some:
 //!
-//! 1. the space's `layout`;
-//! 2. the record of the map (`vma.rs`): a fault has it for reading, whoever changes the map for
+//! 1. the record of the map (`vma.rs`): a fault has it for reading, whoever changes the map for
 //!    writing;
-//! 3. the `change` mutex of the mapping;
-//! 4. the locks of the cache's memory, of the swap's slots, and `writes`.
+//! 2. the `change` mutex of the mapping, under which a page gets in, is protected and unprotected,
+//!    and leaves: in one step with its state, and with the index;
+//! 3. the locks of the cache's memory, of the swap's slots, and `writes`.
 //!
-//! A page gets in, is protected and unprotected, and leaves under the `change` mutex: in one step
-//! with its state, and with the index. So does what the program may do with the memory change.
-//! Under 3 and 4 nobody accesses own memory by its address: that could be a fault, which takes 2
-//! (`proc.rs`).
-//!
-//! Nobody waits for the swap, a file, or a page-out under any of them. A source of the swap must
-//! not use the memory that it writes.
+//! Under 2 and 3 nobody accesses own memory by its address: that could be a fault, which takes 1
+//! (`proc.rs`). Nobody waits for the swap, a file, or a page-out under any of them. A source of the
+//! swap must not use the memory that it writes.
 
 mod bring;
 mod calls;
 mod hold;
 mod out;
 mod proc;
-mod protect;
 mod run;
 mod trust;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use hold::HeldRange;
 pub(super) use hold::{CopyPart, HELD_SHARE};
 pub(super) use out::pages_of;
 pub(super) use proc::Proc;
-pub use protect::Protection;
 
-use super::reservation::Reservation;
 use crate::base::fork::Birth;
 use crate::base::sync::locks::{Condvar, Mutex};
 use crate::error::{Cause, Error};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::reserved::Reservation;
 use crate::mapped::swap::Swap;
 use crate::mapped::uffd::Uffd;
 use crate::pages::core::Core;
@@ -73,7 +65,6 @@ use crate::pages::mapping::Mapping;
 /// How many threads can go through the memory in order and be seen to.
 const STREAMS: usize = 16;
 
-/// What pages are that were never stored to.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one for each map")]
 pub(super) enum Origin {
@@ -98,10 +89,6 @@ pub(crate) struct Area {
     core: Weak<Core>,
     origin: Origin,
     closed: AtomicBool,
-    /// What [`Hint::Sequential`](crate::Hint::Sequential) and the like have said.
-    pub(super) order: AtomicU8,
-    /// What may be done with the memory (`protect.rs`). As `closed`.
-    protection: AtomicU8,
     /// Where threads that go through the memory in order are expected next.
     streams: [AtomicU64; STREAMS],
     /// Whose place the next one takes.
@@ -113,23 +100,13 @@ pub(crate) struct Area {
     birth: Birth,
 }
 
-/// Page-outs of an area.
 #[derive(Debug, Default)]
 struct Writes {
     under_way: u32,
     ended: u64,
 }
 
-/// In which order the pages are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessOrder {
-    Unknown,
-    Sequential,
-    Random,
-}
-
 impl Area {
-    /// An area of `bytes` bytes, without access.
     pub(super) fn new(
         (uffd, proc): (&Arc<Uffd>, &Arc<Proc>),
         core: Weak<Core>,
@@ -149,8 +126,6 @@ impl Area {
             core,
             origin,
             closed: AtomicBool::new(false),
-            order: AtomicU8::new(AccessOrder::Unknown as u8),
-            protection: AtomicU8::new(0), // nothing is allowed yet
             streams: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             next_stream: AtomicU32::new(0),
             without_slot: AtomicU32::new(0),
@@ -164,7 +139,6 @@ impl Area {
         self.uffd.as_fd()
     }
 
-    /// How many pages it has.
     pub(super) fn pages(&self) -> u64 {
         self.bytes.div_ceil(PAGE_BYTES) as u64
     }
@@ -177,15 +151,6 @@ impl Area {
     pub(super) fn addresses(&self, pages: &Range<u64>) -> Range<usize> {
         let start = self.reservation.start.addr();
         start + (pages.start << PAGE_SHIFT) as usize..start + (pages.end << PAGE_SHIFT) as usize
-    }
-
-    fn order(&self) -> AccessOrder {
-        // Relaxed: a hint.
-        match self.order.load(Ordering::Relaxed) {
-            1 => AccessOrder::Sequential,
-            2 => AccessOrder::Random,
-            _ => AccessOrder::Unknown,
-        }
     }
 
     fn is_closed(&self) -> bool {
@@ -204,27 +169,10 @@ impl Area {
         Cause::Map { what, path: mapping.path.clone(), start, end, cause }.into()
     }
 
-    /// The error that there is no memory for a page.
     fn no_memory(core: &Core, mapping: &Mapping, page: u64, cause: Error) -> Error {
-        let swap = match core.own_swap() {
-            None => "there is no swap".to_owned(),
-            Some(swap) => about(swap),
-        };
+        let swap = core.own_swap().map_or_else(|| "there is no swap".to_owned(), Swap::about);
         let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
         Cause::OwnMemory { name, offset, swap, cause: cause.into_cause() }.into()
-    }
-}
-
-/// What of a swap may explain that there is no memory.
-fn about(swap: &Swap) -> String {
-    let stats = swap.stats();
-    let all = stats.total_bytes;
-    match (stats.last_error, swap.slots().free()) {
-        (_, 0) => format!("the swap of {all} bytes is full"),
-        (Some(error), _) if stats.write_errors > 0 => {
-            format!("{} writes to the swap failed, of the last errors: {error}", stats.write_errors)
-        }
-        _ => format!("the swap of {all} bytes has room"),
     }
 }
 

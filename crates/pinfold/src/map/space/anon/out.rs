@@ -19,9 +19,8 @@
 //! Pages that are `Writing`, or `Stale` after a store, stay in memory: they are not evicted, not
 //! forgotten, and not unmapped, before the write has ended. A store that ends the protection may
 //! change them meanwhile; then what was written is of no use, and nobody reads it. What the program
-//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read
-//! ([`Protection::None`](super::Protection::None)) is written like any other. A copy is made
-//! anyway: whether a page is all zeros is asked for all of its bytes.
+//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read is
+//! written like any other.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -44,7 +43,6 @@ use crate::source::{AlignedBuffer, Extent};
 /// The most pages that are paged out, or forgotten, under one hold of the mutex.
 const AT_ONCE: u64 = 64;
 
-/// What was found of a page that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loaded {
     /// It is all zeros, and so is its origin.
@@ -311,7 +309,6 @@ fn forget_some(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> V
     crate::pages::freeze::drop_within(core, changing, pages)
 }
 
-/// The first of these pages that is in memory.
 fn next_present(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Option<u64> {
     changing.writer(&core.nodes).next_present(pages).map(|folio| folio.page)
 }
@@ -330,7 +327,6 @@ fn buffer_for(pages: usize) -> Option<AlignedBuffer> {
     fewer.find_map(|n| AlignedBuffer::try_zeroed(n * PAGE_BYTES, PAGE_BYTES))
 }
 
-/// The pages of a range of bytes that is in an area.
 pub(in crate::map::space) fn pages_of(range: &Range<usize>) -> Range<u64> {
     (range.start >> PAGE_SHIFT) as u64..range.end.div_ceil(PAGE_BYTES) as u64
 }

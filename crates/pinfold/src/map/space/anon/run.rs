@@ -8,23 +8,19 @@ use crate::mapped::swap::pages::PageState;
 use crate::mapped::swap::slots::Slot;
 use crate::pages::core::Core;
 
-/// The most pages that come at once.
 pub(super) const RUN_MAX: usize = 32;
 
-/// Pages that can come at once.
 #[derive(Clone, Debug)]
 pub(super) struct RunToBring {
     pub(super) first: u64,
     /// What the first of them is.
     pub(super) state: PageState,
     pub(super) pages: usize,
-    /// It comes with what the program stores, and not with its bytes.
-    pub(super) is_replaced: bool,
 }
 
 impl RunToBring {
     pub(super) fn of(first: u64, state: PageState) -> Self {
-        RunToBring { first, state, pages: 1, is_replaced: false }
+        RunToBring { first, state, pages: 1 }
     }
 
     /// What the `n`th page is: they lie together in the swap, or were never stored to.
@@ -40,7 +36,6 @@ impl RunToBring {
     }
 }
 
-/// The folios of a run, in its order.
 #[derive(Debug)]
 pub(super) struct RunFrames {
     heads: [FrameNumber; RUN_MAX],

@@ -1,27 +1,23 @@
 //! What is believed of the page table, and what is looked up.
 //!
 //! The states of own memory's pages say which are in memory, and which are protected against
-//! stores. But the page table is the kernel's. KSM replaces a page by one that it shares with
-//! others, and does not keep the protection: the next store is no fault. And what the program does
-//! by madvise(2) or munmap(2) takes pages away. [docs/map.md](../../../../../docs/map.md) lists
-//! what may change the page table ("What the kernel does to it").
+//! stores. But the page table is the kernel's: KSM ends a protection without a fault, and madvise(2)
+//! and munmap(2) take pages away. [docs/map.md](../../../../../docs/map.md) lists all that may change
+//! it ("What the kernel does to it"), and what is left of KSM.
 //!
 //! So nobody relies on a protection that was not looked up, under the `change` mutex:
 //!
-//! 1. a page that could leave memory without a write leaves only if the page table says that it is
-//!    still protected, or not there ([`Area::distrust_pages`]). One that is not protected any more counts
-//!    as stored to. Protection begins in two places alone: with the copy of the bytes that are
-//!    elsewhere, and before a page-out reads them. So where it is found, it has never ended;
+//! 1. a page leaves memory without a write only if the page table says that it is still protected,
+//!    or not there ([`Area::distrust_pages`]). One that is not protected any more counts as stored
+//!    to. Protection begins in two places alone: with the copy of the bytes that are elsewhere, and
+//!    before a page-out reads them. So where it is found, it has never ended;
 //! 2. a fault at a page that should be there finds out whether it is ([`Area::miss`]).
 //!
-//! Between the look and the moment at which the page is taken out, KSM could end a protection, and
-//! a store could follow. So areas are none of its business: they are `MADV_UNMERGEABLE` when they
-//! are made; again before a look if the process has asked for merging of all its memory since
-//! (`PR_SET_MEMORY_MERGE`); and again before a second look if the first has found a page without
-//! its protection, as the program may have asked for this area alone (`MADV_MERGEABLE`). If the
-//! system refuses it, no page is taken for protected. What is left: the process asks between the
-//! look and the taking out; or the program has asked for the area, and KSM comes to the first page
-//! that it merges of it in that time; and a thread stores to that page, in the same time.
+//! Between the look and the moment at which the page is taken out, KSM could end a protection. So
+//! areas are `MADV_UNMERGEABLE` when they are made; again before a look if the process has asked for
+//! merging of all its memory since (`PR_SET_MEMORY_MERGE`); and again before a second look if the
+//! first has found a page without its protection, as the program may have asked for this area alone
+//! (`MADV_MERGEABLE`). If the system refuses it, no page is taken for protected.
 
 use std::io;
 
@@ -129,7 +125,6 @@ impl Area {
         missed.flat_map(Result::unwrap_or_default).collect()
     }
 
-    /// The error that the bytes of a page are lost.
     pub(super) fn lost(mapping: &Mapping, page: u64) -> Error {
         let why = "the page was taken out of memory behind the cache's back (by madvise, for example), \
                    and its bytes are lost; `discard` lets it be used again";

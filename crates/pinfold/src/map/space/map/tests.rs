@@ -44,7 +44,10 @@ fn second_page(source: &Memory, file: &File, map: &Map) -> Option<u8> {
     source.write_at(PAGE, &[7; PAGE_BYTES]).unwrap();
     file.invalidate(0..0).unwrap();
     assert_eq!((file.len(), map.range()), (2 * PAGE, 0..2 * PAGE));
-    let mirror = rustix::fs::fstat(map.mirror().fd()).unwrap().st_size.cast_unsigned();
+    let mirror = rustix::fs::fstat(file.handle().mapping.mirror_of_folios().fd())
+        .unwrap()
+        .st_size
+        .cast_unsigned();
     // SAFETY: a byte of the map.
     (mirror >= 2 * PAGE).then(|| unsafe { map.as_ptr().wrapping_add(PAGE_BYTES).read_volatile() })
 }
@@ -72,28 +75,27 @@ fn a_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
     assert_eq!(caught, None, "the mutant does nothing");
 }
 
-/// The first byte of the second page, read through a map that became longer, and looked at the
-/// length before the file was cut.
+/// The first byte of the second page, read through a map of a file that had a shorter one, and that
+/// looked at the length before the file was cut.
 fn made_longer_while_the_file_is_cut(mutant: Option<Mutant>) -> Option<u8> {
     let (source, file, space) = two_pages();
     source.set_len(PAGE).unwrap();
     file.invalidate(0..0).unwrap();
-    let mut map = space.map_file(&file, 0..PAGE).unwrap();
+    let _shorter = space.map_file(&file, 0..PAGE).unwrap();
     source.write_at(PAGE, &[7; PAGE_BYTES]).unwrap();
     file.invalidate(0..0).unwrap();
     let length = hold_length(file.handle().mapping.mirror_of_folios());
-    let longer = || mutant::with(mutant, || map.remap(0..2 * PAGE));
+    let longer = || mutant::with(mutant, || space.map_file(&file, 0..2 * PAGE));
     let longer = beside(longer, || {
         source.set_len(PAGE).unwrap();
         file.invalidate(0..0).unwrap();
         drop(length);
     });
-    longer.unwrap();
-    second_page(&source, &file, &map)
+    second_page(&source, &file, &longer.unwrap())
 }
 
 #[test]
-fn a_map_has_pages_that_the_file_lost_while_it_became_longer_and_got_again() {
+fn a_longer_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
     assert_eq!(made_longer_while_the_file_is_cut(None), Some(7));
     let caught = made_longer_while_the_file_is_cut(Some(Mutant::MapBeyondMirror));
     assert_eq!(caught, None, "the mutant does nothing");
@@ -149,7 +151,7 @@ fn what_a_file_has_grown_by_can_be_mapped() {
     let source = Arc::new(Sevens(AtomicU64::new(64 * PAGE)));
     let file = cache.attach("file", source.clone()).unwrap();
     let space = Space::new(&cache, 1).unwrap();
-    let mut map = space.map_file(&file, 0..64 * PAGE).unwrap();
+    let map = space.map_file(&file, 0..64 * PAGE).unwrap();
     // SAFETY: a byte of the map.
     let load =
         |map: &Map, at: u64| unsafe { map.as_ptr().wrapping_add(at as usize).read_volatile() };
@@ -157,7 +159,7 @@ fn what_a_file_has_grown_by_can_be_mapped() {
     source.0.store(9 << 30, Ordering::Relaxed);
     file.invalidate(0..0).unwrap();
     assert_eq!(load(&map, 63 * PAGE), 7);
-    map.remap(0..9 << 30).unwrap();
+    let map = space.map_file(&file, 0..9 << 30).unwrap();
     assert_eq!(load(&map, 64 * PAGE), 7);
     assert_eq!(load(&map, (9 << 30) - 1), 7);
     assert_eq!(file.get(((9 << 30) - 1) / PAGE).unwrap()[0], 7);
@@ -166,8 +168,8 @@ fn what_a_file_has_grown_by_can_be_mapped() {
 #[test]
 fn a_hint_to_drop_pages_waits_for_who_lends_one() {
     let (_source, file, space) = two_pages();
-    let map = space.map_file(&file, 0..2 * PAGE).unwrap();
-    let claim = map.mirror().claim(1..2).unwrap();
+    let _map = space.map_file(&file, 0..2 * PAGE).unwrap();
+    let claim = file.handle().mapping.mirror_of_folios().claim(1..2).unwrap();
     let advise = |pages: Range<u64>| file.advise(pages, crate::Hint::DontNeed).unwrap();
     advise(0..PAGE); // of another page
     beside(|| advise(PAGE..2 * PAGE), || drop(claim));

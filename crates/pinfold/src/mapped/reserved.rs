@@ -1,7 +1,5 @@
-//! Addresses that a map has for itself.
-//!
-//! Reserving whole granules, and giving them back. What is mapped there is `map.rs`'s and `anon/`'s
-//! business.
+//! Addresses that a map, or the cache's view of a mirror, has for itself: reserving whole granules,
+//! and giving them back.
 
 use std::ops::Range;
 use std::{io, ptr};
@@ -9,15 +7,17 @@ use std::{io, ptr};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::index::GRANULE_BYTES;
-use crate::frames::PAGE_BYTES;
+use crate::frames::{Order, PAGE_BYTES};
+
+/// The smallest piece of addresses that a map has for itself: as long as the largest folio.
+pub(crate) const GRANULE_BYTES: usize = Order::MAX.bytes();
 
 /// Addresses of this process that the system gives nobody else: whole granules. Unmapped when it is
 /// dropped.
 #[derive(Debug)]
-pub(super) struct Reservation {
-    pub(super) start: *mut u8,
-    pub(super) bytes: usize,
+pub(crate) struct Reservation {
+    pub(crate) start: *mut u8,
+    pub(crate) bytes: usize,
 }
 
 // SAFETY: it owns the addresses, and gives nothing else away.
@@ -26,7 +26,7 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
         let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES).ok_or_else(too_large)?;
         let reserve = |bytes| {
@@ -51,16 +51,20 @@ impl Reservation {
         Ok(Reservation { start: aligned, bytes })
     }
 
-    pub(super) fn addresses(&self) -> Range<usize> {
+    pub(crate) fn none() -> Self {
+        Reservation { start: ptr::null_mut(), bytes: 0 }
+    }
+
+    pub(crate) fn addresses(&self) -> Range<usize> {
         self.start.addr()..self.start.addr() + self.bytes
     }
 
     /// The addresses of the pages of a range of the file.
-    pub(super) fn pages(&self, range: &Range<u64>) -> Range<usize> {
+    pub(crate) fn pages(&self, range: &Range<u64>) -> Range<usize> {
         self.start.addr()..self.start.addr() + bytes_of(range).next_multiple_of(PAGE_BYTES)
     }
 
-    pub(super) fn unmap(&self) {
+    pub(crate) fn unmap(&self) {
         if self.bytes > 0 {
             // SAFETY: this value's own addresses, which nobody uses any more.
             let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };

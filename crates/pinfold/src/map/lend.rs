@@ -46,12 +46,10 @@ const COPY_NAP: Duration = Duration::from_micros(100);
 /// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.
 pub(super) const PUT: &str = "put pages there";
 
-/// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
-/// arena has some left when three are lent.
+/// The smallest budget with maps: the arena has some left when three runs are lent.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
-/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent. It is lent at
-/// once if one can be made free, and otherwise for the first access.
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent.
 #[derive(Debug)]
 pub(crate) struct Mapper(Arc<Core>);
 
@@ -100,28 +98,18 @@ struct Lending<'a> {
 }
 
 /// The mirror of the handle's file, as long as the file.
-///
-/// # Errors
-/// The system refuses it, or the file has grown to more than it has room for.
 pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
     grown(handle, || handle.mapping.len_bytes())
 }
 
 /// The mirror, at least up to `end`: for a map whose range was within the file when that was
-/// checked. The file may have become shorter since, and may get as long again; but for an access
-/// past the end of a mirror the kernel asks nobody.
-///
-/// # Errors
-/// As [`of`].
+/// checked. For an access past the end of a mirror the kernel asks nobody.
 pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
     if mutant::on(Mutant::MapBeyondMirror) { of(handle) } else { grown(handle, || end) }
 }
 
 /// The mirror, with room for this folio. That the file has become too long for it (`ulimit -f`)
 /// does not concern the pages that it has room for.
-///
-/// # Errors
-/// As [`of`].
 pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
     let mirror = grown(handle, || held.offset() + held.frame().file_bytes() as u64)?;
     let page = held.frame().identity().index;
@@ -138,12 +126,8 @@ fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
 
 /// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
 /// for it at once, and with `shown` it is mapped there. At a readahead mark it begins to read
-/// further, which may evict what was read ahead in vain. Waits for no read, and for nobody but, as
-/// a thread, for one that is just lending the page. What was `brought` is kept from eviction for a
-/// while (`recent.rs`).
-///
-/// # Errors
-/// The system refuses memory.
+/// further. Waits for no read, and for nobody but, as a thread, for one that is just lending the
+/// page. What was `brought` is kept from eviction for a while (`recent.rs`).
 ///
 /// # Safety
 /// `shown` is what it says, and stays so meanwhile.
@@ -199,9 +183,6 @@ pub(crate) unsafe fn look<'a>(
 /// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, nor
 /// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has
 /// no room for. The caller has no reference to the folio, or it would be dropped instead.
-///
-/// # Errors
-/// The system refuses memory.
 #[cfg(feature = "serve")]
 pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
     handle.core.check_owner()?;

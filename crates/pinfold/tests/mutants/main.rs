@@ -143,6 +143,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("maps-use-all", "to read too much is no error; the tests of `space` see it"),
     ("holds-whole-folios", "nobody here holds what a cut takes; the tests of `space` see it"),
     ("looks-beyond-end", "nobody here plans a read across a cut; the tests of `space` see it"),
+    ("others-end-run", "to read in smaller pieces is no error; the tests of `stream` see it"),
     ("credit-unshared", "to read too much is no error; the tests of `stream` see it"),
     ("part-is-whole", "to read too much is no error; the tests of `frames` see it"),
     ("short-while-read", "nobody here serves other processes; the tests of `clients` see it"),

@@ -13,7 +13,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::refresh;
-use crate::frames::{self, Frames, PAGE_BYTES};
+use crate::frames::{Frames, PAGE_BYTES};
 use crate::index::NodePool;
 use crate::options::{self, FileOptions, Options};
 use crate::pages::core::Core;
@@ -292,7 +292,8 @@ impl Cache {
     /// do to them.
     #[cfg(feature = "testing")]
     pub fn whole_runs(&self) -> (u32, u32) {
-        let free = self.core.frames.stats().free_blocks[usize::from(frames::Order::MAX.get())];
+        let free =
+            self.core.frames.stats().free_blocks[usize::from(crate::frames::Order::MAX.get())];
         (free, self.core.frames.whole_runs().count() as u32)
     }
 

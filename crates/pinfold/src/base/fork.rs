@@ -1,13 +1,9 @@
 //! Forked children, and the process that owns a cache.
 //!
 //! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork:
-//! mutexes are locked, reads in flight for ever. Hits go on, as they take no lock (but for bytes
-//! that are outside: `pages/outside.rs`), and `try_` calls return `None`; what needs a lock, a
-//! thread or the source is [`ErrorKind::Forked`](crate::ErrorKind::Forked); a drop gives nothing
-//! back and waits for nothing.
-//!
-//! Hits check nothing: this is asked after a hit has failed. `posix_spawn`, which shares memory
-//! until exec, runs none of this code.
+//! mutexes may be locked for ever, and reads in flight. [`Cache`](crate::Cache#forking) says what
+//! goes on nevertheless. Hits check nothing: this is asked after a hit has failed. `posix_spawn`,
+//! which shares memory until exec, runs none of this code.
 
 use std::io;
 // Not from `crate::base::sync`: models do not fork.

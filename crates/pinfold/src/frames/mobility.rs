@@ -7,11 +7,8 @@
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run in which the table ends, and a last one that is cut short, always are |
 //! | hollow | folios whose bytes are outside of the arena (`pages/outside.rs`): the run's memory was given back to the system | made hollow when those that are hollow are full; it is movable again when all of it is free, or when the arena takes it back, unless it is the last while there are maps |
 //!
-//! A movable folio in an unmovable run is moved away when its frames are needed. An unmovable one
-//! in a movable run blocks that run as long as the pin lasts; so does a hollow one that is in use,
-//! but not from becoming hollow again (`hollow.rs`). (After Linux: Gorman and Whitcroft, OLS 2006.)
-//! An index node stays for ever: so nodes lie as low as possible, and behind the table
-//! some frames are left for them by what is pinned ([`RunKinds::for_nodes`]).
+//! `docs/pin.md` says why. A hollow folio that is in use blocks its run, too, but not from becoming
+//! hollow again (`hollow.rs`). (After Linux: Gorman and Whitcroft, OLS 2006.)
 
 // Not from `crate::base::sync`: changed under the allocator's mutex; see `RunKinds::is_movable`.
 use std::ops::Range;

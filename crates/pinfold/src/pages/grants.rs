@@ -1,9 +1,7 @@
-//! Grants: which large folios counted guards may keep.
+//! Grants: which large folios counted guards may keep (`docs/borrow.md`, "What keeps the memory").
 //!
-//! A counted guard of one page keeps its whole folio. So a guard of a large folio is only taken of
-//! one that is *granted*, and at most a 20th of the cache is. A folio that cannot be split when a
-//! guard is wanted is granted beyond the limit; then nothing more is granted until the list is
-//! below it again.
+//! At most a 20th of the cache is granted. A folio that cannot be split when a guard is wanted is
+//! granted beyond that; then nothing more is until the list is below it again.
 //!
 //! A folio is on the list from before its flag is set until it was frozen and thawed, which revokes
 //! the grant, or its frames were freed or split. Each moves its version by two: so the list knows.

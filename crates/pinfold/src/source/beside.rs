@@ -33,7 +33,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     given_back: u8,
-    direct: bool,
+    pub(super) direct: bool,
 }
 
 #[derive(Debug)]
@@ -74,10 +74,6 @@ impl Tries {
             self.given_back += 1;
         }
         given_back && self.given_back < TRIES_MAX
-    }
-
-    pub(super) fn was_direct(&self) -> bool {
-        self.direct
     }
 }
 

@@ -70,9 +70,8 @@ impl TransferProgress {
                 (self.done >= asked || file.ended(self.done, got)).then_some(Ok(self.done))
             }
             Err(errno) => {
-                let refused = self.tries.was_direct()
-                    && direction == Direction::Read
-                    && refuses_direct(errno);
+                let refused =
+                    self.tries.direct && direction == Direction::Read && refuses_direct(errno);
                 let refuse = |beside: &Beside| beside.refuse(&file.fd, errno);
                 let again =
                     self.tries.again(errno) || refused && file.beside.as_ref().is_some_and(refuse);

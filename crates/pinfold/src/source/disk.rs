@@ -1,14 +1,12 @@
 //! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct
 //! I/O is refused.
 //!
-//! A direct read that a caller waits for is a plain `preadv`; reads ahead go through the cache's
-//! ring (`ring/`), or the worker threads where there is none, or the file's system is a program
-//! (FUSE). Many reads that one caller waits for go by a ring of its thread's own (`own_ring.rs`). A
-//! write must be whole blocks, so writing the last page makes the file longer; the writer calls
-//! `set_len` afterwards.
+//! Reads ahead go through the cache's ring (`ring/`), or the worker threads where there is none, or
+//! the file's system is a program (FUSE). A write must be whole blocks, so writing the last page
+//! makes the file longer; the writer calls `set_len` afterwards.
 //!
-//! What is buffered is cached twice. The kernel is told not to read ahead, as this cache does. A
-//! program that does not want its pages there says [`Hint::DontNeed`], which is passed on.
+//! What is buffered is cached twice. A program that does not want its pages there says
+//! [`Hint::DontNeed`], which is passed on.
 
 use std::borrow::Cow;
 use std::io;

@@ -73,7 +73,7 @@ impl GuardState {
 pub struct Reader {
     seat: ReaderSeat,
     /// Of the cache's readers, if this reader needs no fence.
-    unfenced_address: usize,
+    pub(super) unfenced_address: usize,
     /// Borrowed last: borrowing from that folio again is not a further use.
     last: Cell<(u32, u32)>,
     /// One per slot.
@@ -157,12 +157,6 @@ impl Reader {
 
     pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         self.seat.is_of(readers)
-    }
-
-    /// Of the cache whose readers are at `address`.
-    #[inline(always)]
-    pub(super) fn is_unfenced_of(&self, readers_address: usize) -> bool {
-        self.unfenced_address == readers_address
     }
 
     /// If it is free.

@@ -129,7 +129,7 @@ impl Handle {
     /// Then the reader is one of this cache's.
     #[inline(always)]
     pub(crate) fn needs_no_fence(&self, reader: &Reader) -> bool {
-        reader.is_unfenced_of(self.readers_address)
+        reader.unfenced_address == self.readers_address
     }
 
     /// Steps 3 to 5 for a whole page, for a reader that needs no fence.

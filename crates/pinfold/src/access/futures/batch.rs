@@ -6,8 +6,7 @@
 //! (`many/misses.rs`); then each part follows its page. If one finds no memory, the batch drops its
 //! guards, gives up its claim, and queues as if it were new: what it has read is probably still
 //! cached when its turn comes. A batch that is too large for that, and so runs alone in its file,
-//! waits with its guards. So does the keeper (`pressure/queue.rs`): one that found no memory many
-//! times. Others that found none as often wait for its end, without guards.
+//! waits with its guards, and so does the keeper (`pressure/queue.rs`).
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

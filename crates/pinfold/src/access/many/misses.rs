@@ -32,13 +32,13 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::Need;
 use crate::pages::stream::Plan;
 
-/// Of one submission.
+/// The most groups of one submission.
 const GROUPS_MAX: usize = 64;
 
-/// Of one submission, unless a single group has more: until then its memory is idle.
+/// The most pages of one submission, whose memory is idle until then; one group may have more.
 const PAGES_MAX: u64 = 4096;
 
-/// Of a group, where a thread waits for a page.
+/// The most pages of a group, where a thread waits for a page.
 const WINDOW: u64 = Order::MAX.frames() as u64;
 
 pub(crate) struct Absent<'a> {
@@ -46,7 +46,7 @@ pub(crate) struct Absent<'a> {
     pages: Vec<u64>,
     /// What is there of the pages that were asked for: it is about to be used.
     there: Vec<u64>,
-    /// Of the file.
+    /// The page at which the file ends.
     end: u64,
 }
 

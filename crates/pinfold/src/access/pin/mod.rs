@@ -1,9 +1,5 @@
 //! The third way in: pinning, for I/O and DMA that outlive the call (`docs/pin.md`). `get.rs` finds
 //! and pins folios, `run.rs` has the list of pinned frames.
-//!
-//! Each page of the file that the range touches is pinned once, in the count of its folio: one
-//! addition of the number of pages per folio. So a `PinnedRange` can be cut in two and the parts
-//! unpinned by different threads. A page that a cut goes through is pinned once more.
 
 mod get;
 mod run;

@@ -21,7 +21,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::frames::Order;
 
-/// Of one file, or of all.
+/// What one file, or all files, have on their way.
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay {
     /// Frames of folios that are being filled.

@@ -43,7 +43,7 @@ pub(super) struct Queue {
     /// Lines that wait for memory.
     short: usize,
     claims: Claims,
-    /// Of claims, and since when it lasts.
+    /// The present round of claims, and since when it lasts.
     round: u32,
     round_since: Option<Instant>,
     last: u64,
@@ -55,13 +55,13 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Keeper {
     keeps: Keeps,
-    /// With which it queues for memory, once its first poll has ended.
+    /// Its turn for memory, once its first poll has ended.
     turn: Option<(u32, Turn)>,
-    /// If it was not polled since.
+    /// When it was woken, if it was not polled since.
     woken: Option<Instant>,
 }
 
-/// Another batch may have it by now.
+/// What the keeper has; another batch may be the keeper by now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Keeps(u64);
 
@@ -70,7 +70,7 @@ pub(super) struct Line {
     /// Ordered by their turns.
     queue: VecDeque<(Turn, QueuedState)>,
     passed_over: usize,
-    /// How many, and when the last one was.
+    /// How many were woken and not polled, and when the last one was woken.
     awake: usize,
     woken: Option<Instant>,
     /// It is in `Queue::order`.

@@ -104,7 +104,6 @@ const UNSEEN: &[(&str, &str)] = &[
     ("evict-keeps-pages", "it was not tried; the models see it"),
     ("move-keeps-pages", "it was not tried; the models see it"),
     ("settles-at-once", "it was not tried; the models see it"),
-    ("others-end-run", "it costs reads alone; the tests of `stream` see it"),
     ("recent-stays", "it was not tried; the models see it"),
     ("recent-unchecked", "it was not tried; the models see it"),
     ("copy-by-write", "nothing here is swapped out; the tests of `mirror` see it"),

@@ -1,7 +1,7 @@
 //! A lock for many readers or one writer, of std or of a model checker.
 
 use std::sync::PoisonError;
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "testing", loom, shuttle))]
 use std::sync::TryLockError;
 
 #[cfg(loom)]
@@ -31,18 +31,18 @@ impl<T> RwLock<T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "testing", loom, shuttle))]
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         at_once(self.0.try_read())
     }
 
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "testing", loom, shuttle))]
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         at_once(self.0.try_write())
     }
 }
 
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "testing", loom, shuttle))]
 fn at_once<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
     match tried {
         Ok(guard) => Some(guard),

@@ -64,7 +64,7 @@ impl SpaceShared {
             retry_io_miss: counters.retry_io_miss.get(),
             changed: counters.changed.get(),
             failed: counters.failed.get(),
-            #[cfg(feature = "testing")]
+            #[cfg(any(feature = "testing", loom, shuttle))]
             locks: self.compared.report(),
         }
     }

@@ -28,9 +28,9 @@ mod anon;
 mod anon_map;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod anon_tests;
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "testing", loom, shuttle))]
 pub(crate) mod compared;
-#[cfg(not(feature = "testing"))]
+#[cfg(not(any(feature = "testing", loom, shuttle)))]
 #[path = "not_compared.rs"]
 pub(crate) mod compared;
 mod counter;
@@ -59,7 +59,7 @@ pub(crate) mod vma;
 pub use anon::HeldRange;
 #[cfg(not(loom))]
 pub use anon_map::AnonMap;
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "testing", loom, shuttle))]
 pub use compared::{FaultIo, FaultLock, LockWaits, SpaceLocks};
 #[cfg(not(loom))]
 pub use held::HeldBytes;

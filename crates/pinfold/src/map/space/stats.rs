@@ -1,6 +1,6 @@
 //! What is counted about a space: its faults.
 
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "testing", loom, shuttle))]
 use super::compared::SpaceLocks;
 use super::counter::Counter;
 
@@ -28,7 +28,7 @@ pub struct SpaceStats {
     /// Faults whose page could not be read.
     pub failed: u64,
     /// What is measured of locks. Feature `testing`.
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "testing", loom, shuttle))]
     pub locks: SpaceLocks,
 }
 

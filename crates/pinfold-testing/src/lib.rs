@@ -6,6 +6,7 @@
 //! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
 //! | [`faulty`] | a source that fails in the ways that a test asks for |
 //! | [`queue`] | a source whose reads end when the test says so |
+//! | [`times`] | waiting until a change would show in a file's times |
 //! | [`told`] | numbers that messages tell |
 //! | [`waker`] | wakers that tell whether they were woken |
 //! | [`script`] | random operations checked against a plain vector, for proptest and the fuzzer |
@@ -33,5 +34,6 @@ pub mod queue;
 pub mod script;
 #[cfg(feature = "stress")]
 pub mod stress;
+pub mod times;
 pub mod told;
 pub mod waker;

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 use pinfold::source::Source;
 use pinfold::{Cache, Changed, File, FileOptions, Options, ReadAt};
+use pinfold_testing::times::settle;
 
 const WAYS: [Option<bool>; 2] = [None, Some(false)];
 
@@ -44,11 +44,7 @@ impl Ground {
 
 /// Waits until a change of the file gets another time than the last one did, on any kernel.
 fn tick(path: &Path) {
-    let last = fs::metadata(path).unwrap().modified().unwrap();
-    // Ends: time goes on.
-    while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    settle(&fs::metadata(path).unwrap());
 }
 
 /// All that the file has, and no byte more.
@@ -254,7 +250,6 @@ fn an_open_does_not_trust_that_a_file_has_only_grown() {
             check(&file, &now);
             let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
             change_and_append(&other, &mut now);
-            // Times that are settled, on any kernel.
             tick(&path);
             assert_eq!(file.refresh().unwrap(), Changed::Grown);
             let kept = (!closed).then_some(file);
@@ -354,15 +349,7 @@ fn a_refresh_of_a_file_that_was_moved_keeps_no_old_byte() {
                 assert_eq!(file.refresh().unwrap(), Changed::Grown);
             }
             moved(&path);
-            // Its attributes are settled, on any kernel.
-            let changed = |at: &fs::Metadata| {
-                Duration::new(at.ctime().cast_unsigned(), u32::try_from(at.ctime_nsec()).unwrap())
-            };
-            let last = std::time::UNIX_EPOCH + changed(&other.metadata().unwrap());
-            // Ends: time goes on.
-            while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            settle(&other.metadata().unwrap());
             assert_eq!(file.refresh().unwrap(), Changed::Replaced);
             check(&file, &now);
             // It is told again, and what was read since is kept.

@@ -13,6 +13,7 @@ use pinfold::source::{Memory, Source};
 use pinfold::{Cache, File, Hint, Options, Stats};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
+use pinfold_testing::times::settle;
 
 use crate::again::again;
 
@@ -550,6 +551,7 @@ fn one_file_by_many_names_is_cached_once() {
     let (link, hard) = (dir.path().join("symbolic"), dir.path().join("hard"));
     std::os::unix::fs::symlink(&path, &link).unwrap();
     std::fs::hard_link(&path, &hard).unwrap();
+    settle(&std::fs::metadata(&path).unwrap());
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let mut buf = vec![0; 100_000];
     let mut misses = None;

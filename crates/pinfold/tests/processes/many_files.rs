@@ -3,10 +3,10 @@
 //! The limit is the whole process's, so each test is a process by itself.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use pinfold::{Cache, Clients, ErrorKind, File, Options, Space};
 use pinfold_testing::pattern::Pattern;
+use pinfold_testing::times::settle;
 
 use crate::alone::alone;
 
@@ -44,11 +44,7 @@ impl Files {
 
     /// Waits until a change of the last one that was written would be seen by any file's times.
     fn settle(&self, last: usize) {
-        let changed = std::fs::metadata(self.path(last)).unwrap().modified().unwrap();
-        // Ends: time goes on.
-        while changed.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        settle(&std::fs::metadata(self.path(last)).unwrap());
     }
 
     /// How many of them the process has descriptors of.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -32,20 +32,27 @@ pub(super) struct Arena {
     touched: TouchedHugePages,
 }
 
-/// Which huge pages of the arena have been used, and which are forbidden, a bit each. Threads that touch one for the first
-/// time at the same moment are each charged a whole one until one of them wins: 32 threads can
-/// exceed the budget by 64 MiB for a moment. So the first thread that allocates frames in it
-/// touches it, and the others wait.
+/// Which huge pages of the arena have been used, and which are forbidden, a bit each. Threads that
+/// touch one for the first time at the same moment are each charged a whole one until one of them
+/// wins: 32 threads can exceed the budget by 64 MiB for a moment. So the first thread that allocates
+/// frames in it touches it, and the others wait.
 #[derive(Debug)]
 struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,
     forbidden: Box<[AtomicU64]>,
+    /// How many are. A number alone.
+    forbidden_runs: AtomicU32,
     /// Each is for every [`TOUCHING`]th huge page; no protocol depends on them.
     touching: [Mutex<()>; TOUCHING],
 }
 
 /// Huge pages next to each other that can be touched at the same time.
 const TOUCHING: usize = 32;
+
+/// The most runs in which huge pages are forbidden. Each can take two mappings more, of which a
+/// process has 65530 by default.
+#[cfg(feature = "map")]
+const FORBIDDEN_MAX: u32 = 8192;
 
 impl TouchedHugePages {
     fn new(frames: u32) -> Self {
@@ -56,6 +63,7 @@ impl TouchedHugePages {
         TouchedHugePages {
             blocks: words(),
             forbidden: words(),
+            forbidden_runs: AtomicU32::new(0),
             touching: std::array::from_fn(|_| Mutex::new(())),
         }
     }
@@ -138,11 +146,11 @@ impl Arena {
     }
 
     /// From now on each frame of `run`, which has no memory, gets its own when it is touched: a
-    /// huge page would be memory for those, too, whose bytes are elsewhere. Until somebody has all
-    /// of the run.
+    /// huge page would be memory for those, too, whose bytes are elsewhere. Until it becomes hollow
+    /// again, or all of it is one folio.
     ///
     /// # Errors
-    /// The system has no more mappings.
+    /// The system has no more mappings, or the arena leaves the others to the program.
     ///
     /// # Safety
     /// As [`Self::give_back`], of all of the run.
@@ -151,12 +159,17 @@ impl Arena {
         if !self.huge_pages_advised || mutant::on(Mutant::HugeBesideHollow) {
             return Ok(());
         }
+        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
+        // Relaxed, all: whoever has all of the run comes after, by the allocator's mutex.
+        if self.touched.forbidden_runs.load(Ordering::Relaxed) >= FORBIDDEN_MAX {
+            return Err(Errno::NOMEM);
+        }
         let at = self.address(run);
         // SAFETY: the run is inside the arena, and the advice changes how it is backed alone.
         unsafe { madvise(at.cast(), ALIGN_BYTES, Advice::LinuxNoHugepage) }?;
-        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
-        // Relaxed: whoever has all of the run comes after, by the allocator's mutex.
-        word.fetch_or(bit, Ordering::Relaxed);
+        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            self.touched.forbidden_runs.fetch_add(1, Ordering::Relaxed);
+        }
         // A late reader may have brought the system's huge page of zeros.
         // SAFETY: by the caller's promise nobody needs the bytes.
         unsafe { give_back(at, ALIGN_BYTES) }
@@ -173,6 +186,7 @@ impl Arena {
         // SAFETY: as there.
         if unsafe { madvise(at, ALIGN_BYTES, Advice::LinuxHugepage) }.is_ok() {
             word.fetch_and(!bit, Ordering::Relaxed);
+            self.touched.forbidden_runs.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

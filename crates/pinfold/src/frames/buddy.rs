@@ -317,15 +317,10 @@ impl Lists {
         self.hollow_runs > u32::from(self.hollow_users > 0)
     }
 
-    /// Makes the held run hollow, if these frames of it are held, and all others are those of
-    /// hollow folios.
+    /// Whether all that is not held of the held run are hollow folios.
     #[cfg(feature = "map")]
-    pub(super) fn hollow_out_rest(
-        &mut self,
-        on: Ground<'_>,
-        run: FrameNumber,
-        map: &RunMap,
-    ) -> bool {
+    pub(super) fn has_hollow_alone(&self, on: Ground<'_>, run: FrameNumber) -> bool {
+        let map = self.held_map(run);
         let mut at = 0;
         // Ends: each turn advances by at least a frame.
         while at < RunMap::FRAMES {
@@ -336,13 +331,14 @@ impl Lists {
             }
             at += if is_held { 1 } else { frame.order().frames() };
         }
-        // What was freed since then has memory.
-        if self.held_map(run) != *map {
-            return false;
-        }
+        true
+    }
+
+    /// Makes the held run hollow.
+    #[cfg(feature = "map")]
+    pub(super) fn hollow_out_rest(&mut self, on: Ground<'_>, run: FrameNumber) {
         on.runs.set(run, Mobility::Hollow);
         self.hollow_runs += 1;
-        true
     }
 
     pub(super) fn release_held(&mut self, on: Ground<'_>, run: FrameNumber) {

@@ -84,8 +84,8 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
-        /// Its bytes are outside of the arena (`pages/outside.rs`). Set as long as the frame is one
-        /// of a hollow run.
+        /// Its bytes are outside of the arena (`pages/outside.rs`), from when it is allocated until
+        /// it is freed.
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;

@@ -111,14 +111,20 @@ impl HeldRun<'_> {
     }
 
     /// Makes the run a hollow one, with the hollow folios that are in use in it. False if it has
-    /// others, or if some of it has just been freed. Cost: two mutexes, and an madvise(2) for each
-    /// block that is free.
+    /// others. Cost: three mutexes, and one madvise(2).
     pub(crate) fn hollow_out_rest(self) -> bool {
-        let (frames, run, map) = (self.frames, self.run, self.held());
-        let given = map.blocks().try_for_each(|(at, order)| {
-            // SAFETY: the block is held, so it is this thread's; else as in `hollow_out_run`.
-            unsafe { frames.arena.give_back(run.after(at), order) }
-        });
-        given.is_ok() && frames.change(|lists, on| lists.hollow_out_rest(on, run, &map))
+        let (frames, run) = (self.frames, self.run);
+        // First: memory that is given back in vain would be paid for twice. The answer stays true:
+        // what is freed in the run from now on is held, and has no memory.
+        if !frames.change(|lists, on| lists.has_hollow_alone(on, run)) {
+            return false;
+        }
+        // SAFETY: what is held is this thread's, and the other folios have their bytes elsewhere.
+        let given = unsafe { frames.arena.give_back(run, Order::MAX) };
+        let is_hollow = given.is_ok();
+        if is_hollow {
+            frames.change(|lists, on| lists.hollow_out_rest(on, run));
+        }
+        is_hollow
     }
 }

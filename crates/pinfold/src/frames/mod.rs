@@ -280,7 +280,7 @@ impl Frames {
         assert!(inside, "{head:?} with {order:?} is freed, but is not all of it the arena's");
         self.frame(head).assert_freeable(head);
         if self.frame(head).is_hollow() {
-            // Who finds the flag under the mutex knows that the folio is in use, and hollow.
+            // Who finds the flag under the mutex knows that the folio is hollow, and not free yet.
             self.frame(head).clear_flags(Flags::HOLLOW);
         }
         self.change(|lists, on| lists.give(on, head, order));

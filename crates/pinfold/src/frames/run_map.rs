@@ -22,19 +22,6 @@ impl RunMap {
         self.len() == RunMap::FRAMES
     }
 
-    /// The set as aligned blocks, as large as can be, lowest first.
-    #[cfg(feature = "map")]
-    pub(super) fn blocks(&self) -> impl Iterator<Item = (u32, Order)> + '_ {
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            let start = (at..RunMap::FRAMES).find(|&at| self.contains(at))?;
-            let end = (start..RunMap::FRAMES).find(|&at| !self.contains(at));
-            let order = Order::of_block_at(start.into(), end.unwrap_or(RunMap::FRAMES).into());
-            at = start + order.frames();
-            Some((start, order))
-        })
-    }
-
     /// Panics if some of the block is in the set already.
     pub(super) fn insert(&mut self, offset: u32, order: Order) {
         debug_assert!(FrameNumber(offset).is_aligned(order));

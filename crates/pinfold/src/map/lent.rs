@@ -405,6 +405,40 @@ mod tests {
         assert!(borrows.iter().all(|bytes| bytes[9] == 7));
     }
 
+    /// What is left of a run that was taken back may come to lie in an unmovable one.
+    #[test]
+    fn a_page_whose_run_is_wanted_for_what_cannot_move_moves_without_being_written() {
+        let mut options = Options::new(32 << 20);
+        options.swap_source = Some(Arc::new(Memory::new(Vec::new())));
+        options.swap_bytes = 8 << 20;
+        let cache = Cache::new(options).unwrap();
+        let core = cache.core();
+        let map = Space::new(&cache, 0).unwrap().map_anon(PAGE).unwrap();
+        map.write_at(&[7], 0).unwrap();
+        let held = map.hold(0..PAGE).unwrap();
+        let is_used = |run: &FrameNumber| !core.frames.free_in(*run).is_full();
+        let run = core.frames.hollow_runs().find(is_used).unwrap();
+        // One that stays lent.
+        assert!(core.frames.hollow_out_run());
+        assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
+        assert!(super::take_back(core, run) && core.frames.is_movable(run));
+        assert!(core.frames.hollow_out_run());
+        drop(held);
+        let is_hollow = |head: &FrameNumber| core.frames.frame(*head).is_hollow();
+        let frames = (run.0..run.0 + Order::MAX.frames()).map(FrameNumber);
+        let head = frames.clone().find(is_hollow).expect("it was left there");
+        // Somebody may hold it for a moment.
+        let moves = |_| {
+            std::thread::sleep(Duration::from_millis(1));
+            reclaim::move_out(core, head)
+        };
+        assert!((0..1000).any(moves), "it stays there");
+        assert_eq!(frames.clone().find(is_hollow), None);
+        let mut byte = [0];
+        map.read_at(&mut byte, 0).unwrap();
+        assert_eq!((byte, cache.stats().swap_pages_written), ([7], 0));
+    }
+
     /// Whether a run is lent in which there is a page of own memory that is held.
     fn is_lent_beside_what_is_held(mutant: Option<Mutant>) -> bool {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();

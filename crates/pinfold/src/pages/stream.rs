@@ -66,6 +66,10 @@ const PROVED_PAGES: u32 = 64;
 /// So many pages are looked at together, until one is absent.
 const CLOSE_PAGES: u64 = 128;
 
+/// A run goes on at most so many pages behind its end for each page that it has used, but for the
+/// first: a miss alone goes on nowhere.
+const NEAR_PER_PAGE: u64 = 32;
+
 const RUNS: usize = 4;
 
 /// A run that had windows stays at least for so many pages of others longer.
@@ -90,6 +94,15 @@ impl Plan {
         let window_pages = Order::MAX.frames();
         Plan { now_end: end, ahead_end: end, window_pages, mark: false, vain: (0, 0) }
     }
+}
+
+/// Who is asked about pages that were read ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asks {
+    /// The index and the entries: pages of mirrors count as used.
+    Index,
+    /// The page tables, too, which takes system calls.
+    Maps,
 }
 
 /// What became of pages that were read ahead.
@@ -222,7 +235,7 @@ impl Stream {
         page: u64,
         bytes: usize,
         file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
     ) -> Plan {
         let mut state = self.state.lock();
         let file_end = file_pages(file_bytes).max(page + 1);
@@ -232,7 +245,7 @@ impl Stream {
         let found = found.or_else(|| self.run_before(&state, page, &unread));
         let (n, mut run) = state.take(found, all);
         let in_run = found.is_some() && {
-            let unused = unread(run.seen..page).unused;
+            let unused = unread(run.seen..page.min(run.next), Asks::Maps).unused;
             state.sees(&mut run, page, unused, all)
         };
         let goes_on = !is_random && (in_run || state.hint == Some(Hint::Sequential));
@@ -244,7 +257,7 @@ impl Stream {
             run = ReadRun { window_pages, limit_pages: self.window_max_pages, ..ReadRun::NONE };
         } else if page < run.next && run.window_pages > 0 && !mutant::on(Mutant::LostKeepsWindow) {
             // It was read ahead, and is gone before it was used: so much is too much.
-            state.pays(unread(page..run.next).absent, all);
+            state.pays(unread(page..run.next, Asks::Index).absent, all);
             run.window_pages /= 2;
             run.limit_pages = run.window_pages.max(1);
         }
@@ -276,7 +289,7 @@ impl Stream {
         &self,
         folio: Range<u64>,
         file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
     ) -> Plan {
         let mut state = self.state.lock();
         let none = Plan { window_pages: 1, ..Plan::of(folio.end) };
@@ -297,7 +310,7 @@ impl Stream {
         }
         let (n, mut run) = state.take(Some(n), all);
         let goes_on = found.is_some() && {
-            let unused = unread(run.seen..folio.start).unused;
+            let unused = unread(run.seen..folio.start.min(run.next), Asks::Maps).unused;
             state.sees(&mut run, folio.start, unused, all)
         };
         let mut vain = (0, 0);
@@ -343,7 +356,7 @@ impl Stream {
     pub(crate) fn end(
         &self,
         file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>) -> Unread>,
+        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
     ) -> [(u64, u64); RUNS] {
         let mut state = self.state.lock();
         std::array::from_fn(|n| {
@@ -362,12 +375,14 @@ impl Stream {
         &self,
         page: u64,
         end: u64,
-        unread: impl Fn(Range<u64>) -> Unread,
+        unread: impl Fn(Range<u64>, Asks) -> Unread,
     ) -> bool {
         let mut state = self.state.lock();
-        let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
-        let found = found.or_else(|| self.run_before(&state, page, &unread));
-        let around = self.window_max_pages > 0 && state.hint.is_none() && found.is_none();
+        let goes_on = |state: &StreamState| {
+            let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
+            found.or_else(|| self.run_before(state, page, &unread)).is_some()
+        };
+        let around = self.window_max_pages > 0 && state.hint.is_none() && !goes_on(&state);
         if around {
             // It takes the place of no run that has read ahead.
             let n = state.oldest();
@@ -387,20 +402,22 @@ impl Stream {
         &self,
         state: &StreamState,
         page: u64,
-        unread: impl Fn(Range<u64>) -> Unread,
+        unread: impl Fn(Range<u64>, Asks) -> Unread,
     ) -> Option<usize> {
         if state.hint == Some(Hint::Random) || mutant::on(Mutant::OthersEndRun) {
             return None;
         }
-        let most = (WINDOWS_AHEAD + 1) * u64::from(self.window_max_pages);
+        let window_pages = self.window_max_pages.min(Order::MAX.frames());
+        let most = (WINDOWS_AHEAD + 1) * u64::from(window_pages);
         state.run_at(|run| {
+            let most = most.min(NEAR_PER_PAGE * u64::from(run.used_pages.saturating_sub(1)));
             let between = run.next..page;
-            let is_near = between.start < page && page - between.start <= most;
+            let is_near = between.start <= page && page - between.start <= most;
             let mut parts = between.step_by(CLOSE_PAGES as usize);
             is_near
                 && parts.all(|first| {
                     let part = first..page.min(first + CLOSE_PAGES);
-                    let Unread { unused, absent } = unread(part.clone());
+                    let Unread { unused, absent } = unread(part.clone(), Asks::Index);
                     absent == 0 && unused * UNUSED_SHARE <= part.end - part.start
                 })
         })
@@ -461,7 +478,7 @@ impl StreamState {
         &mut self,
         file_end: u64,
         all: &Credit,
-        unread: impl Fn(Range<u64>) -> Unread,
+        unread: impl Fn(Range<u64>, Asks) -> Unread,
     ) -> (u64, u64) {
         let is_over = |run: &ReadRun| run.vain().1 > 0 && self.stands_still(run) > 0;
         let over = self.run_at(is_over).filter(|_| self.hint.is_none());
@@ -501,7 +518,8 @@ impl StreamState {
     /// `unused` of the pages that were read ahead before `page` were not used. True if those are
     /// few enough for the window to stay.
     fn sees(&mut self, run: &mut ReadRun, page: u64, unused: u64, all: &Credit) -> bool {
-        let ahead = page - run.seen;
+        // What lies behind that was read for another handle: it shows and earns nothing here.
+        let ahead = page.min(run.next) - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
         self.pays(unused, all);
         self.earn(ahead - unused, all);
@@ -532,10 +550,10 @@ impl StreamState {
         run: &ReadRun,
         file_end: u64,
         all: &Credit,
-        unread: impl Fn(Range<u64>) -> Unread,
+        unread: impl Fn(Range<u64>, Asks) -> Unread,
     ) {
         if run.seen < run.next && !mutant::on(Mutant::VainIsFree) {
-            let Unread { unused, absent } = unread(run.seen..run.next);
+            let Unread { unused, absent } = unread(run.seen..run.next, Asks::Maps);
             self.pays(unused + if run.next < file_end { absent } else { 0 }, all);
         }
     }

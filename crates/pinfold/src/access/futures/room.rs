@@ -57,7 +57,7 @@ impl Room<'_> {
                     Err(why) => why,
                 };
                 let patience = self.patience.get_or_insert_with(|| Patience::new(core));
-                if patience.is_over_for_copy(core) {
+                if patience.is_over_for_copy(core, mapping, why) {
                     let shortage = reclaim::shortage(core, self.bytes as u64);
                     return Poll::Ready(Err(shortage.of(mapping, self.page)));
                 }

@@ -39,11 +39,11 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
 /// in order, which are there.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> Plan {
     let (all, unread) = reader.credit_and_unread();
-    let unread = |pages: Range<u64>| {
+    let unread = |pages: Range<u64>, asks| {
         let [from, to] = [pages.start, pages.end].map(|end| wanted.partition_point(|it| *it < end));
         let runs = wanted[from..to].chunk_by(|page, next| page + 1 == *next);
-        let used: u64 = runs.map(|run| unread(run[0]..run[run.len() - 1] + 1).unused).sum();
-        let it = unread(pages);
+        let used: u64 = runs.map(|run| unread(run[0]..run[run.len() - 1] + 1, asks).unused).sum();
+        let it = unread(pages, asks);
         Unread { unused: it.unused.saturating_sub(used), ..it }
     };
     let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), (all, unread));

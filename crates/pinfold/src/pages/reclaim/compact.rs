@@ -36,7 +36,7 @@ pub(crate) fn compact(core: &Core) -> bool {
 /// Makes a run hollow, with the hollow folios in it; false if that is impossible.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn hollow_out(core: &Core) -> bool {
-    candidates(core, !mutant::on(Mutant::UsedStaysUnhollow)).any(|run| {
+    let becomes_hollow = |run| {
         let mut woken = Woken::default();
         let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
         match held.map(HeldRun::into_folio) {
@@ -47,7 +47,10 @@ pub(crate) fn hollow_out(core: &Core) -> bool {
             Some(Err(held)) => held.hollow_out_rest(),
             None => false,
         }
-    })
+    };
+    // First those of which all is free then: a large folio may be wanted.
+    candidates(core, false).any(becomes_hollow)
+        || !mutant::on(Mutant::UsedStaysUnhollow) && candidates(core, true).any(becomes_hollow)
 }
 
 /// The runs that are tried, in this order. In those of which `hollow_stay`, hollow folios may stay.
@@ -231,17 +234,23 @@ pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
         .then(|| frame.order())
 }
 
-/// To a movable run, if the folio has no holders.
-pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
-    let Identity { mapping, index: page, order } = core.frames.frame(head).identity();
-    let Some(new) = core.frames.alloc_of(order, Mobility::Movable) else { return false };
+/// To a movable run, or a hollow folio to a hollow run, if it has no holders.
+pub(crate) fn move_out(core: &Core, head: FrameNumber) -> bool {
+    let frame = core.frames.frame(head);
+    let Identity { mapping, index: page, order } = frame.identity();
+    let new = if frame.is_hollow() {
+        core.frames.alloc_to_move(frame, order)
+    } else {
+        core.frames.alloc_of(order, Mobility::Movable)
+    };
+    let Some(new) = new else { return false };
     let moved = core.mappings.get(mapping).and_then(|mapping| {
         let mut changing = mapping.change();
         let folio = changing.writer(&core.nodes).folio(page)?;
         // Now it cannot change: it may have been split, or have become hollow.
         let same = folio.frame == head && folio.page == page;
         let same = same && folio.order == u32::from(order.get());
-        let moves = same && !core.frames.frame(head).is_hollow();
+        let moves = same && frame.is_hollow() == core.frames.frame(new).is_hollow();
         moves.then(|| freeze::migrate(core, &mut changing, folio, new).ok())?
     });
     let is_moved = moved.map(drop).is_some(); // wakes, without the mutex

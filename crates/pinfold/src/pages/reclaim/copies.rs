@@ -104,7 +104,7 @@ pub(crate) fn allocate_copy(
         if !needed {
             return Ok(Err(why));
         }
-        if patience.is_over_for_copy(core) {
+        if patience.is_over_for_copy(core, mapping, why) {
             return Err(none(shortage(core, bytes as u64)));
         }
         patience.sleep(core, seen);

@@ -42,6 +42,8 @@ pub(crate) use compact::compact;
 pub(crate) use compact::empty_run;
 #[cfg(all(test, shuttle))]
 pub(crate) use compact::make_block;
+#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
+pub(crate) use compact::move_out;
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) use compact::{empty_some, hollow_out};
 #[cfg(not(loom))]
@@ -165,9 +167,12 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
     let enough = core.pressure.high_frames + 2 * order.frames();
     if core.frames.free_frames() < enough {
         let evict = if needed { evict } else { evict_at_once };
-        if mutant::on(Mutant::LargeEvictFirst) || !core.take_run_back(enough) {
-            evict(core, order.frames(), EFFORT_MAX);
+        let is_back = !mutant::on(Mutant::LargeEvictFirst) && core.take_run_back(enough);
+        let got = is_back.then(|| core.frames.alloc(order)).flatten();
+        if got.is_some() {
+            return got;
         }
+        evict(core, order.frames(), EFFORT_MAX);
         let got = core.frames.alloc(order);
         if got.is_some() {
             return got;
@@ -220,10 +225,14 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// For a copy, whose time does not begin anew: no read ends other copies, or guards.
+    /// For a copy. No read ends what others keep, copies or guards, and the time does not begin anew
+    /// for it. But if its file has enough copies on their way, it waits for the reads of these.
     #[cfg(not(loom))]
-    pub(crate) fn is_over_for_copy(&mut self, core: &Core) -> bool {
-        self.has_lasted(core, false)
+    pub(crate) fn is_over_for_copy(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
+        match why {
+            Refused::OwnCopies => self.is_over_for(core, file, Refused::OwnFile),
+            _ => self.has_lasted(core, false),
+        }
     }
 
     pub(crate) fn wears_thin(&self, core: &Core) -> bool {

@@ -73,7 +73,8 @@ pub(crate) fn alloc_for_nodes(core: &Core) -> Option<FrameNumber> {
 fn empty_lowest(core: &Core, frames: Range<u32>) -> Option<u32> {
     let mut folios = frames.map(FrameNumber);
     let (head, order) = folios.find_map(|head| Some((head, compact::can_move(core, head)?)))?;
-    if !compact::move_out(core, head) {
+    // A hollow one is not evicted: it may have to be written first.
+    if !compact::move_out(core, head) && !core.frames.frame(head).is_hollow() {
         evict_these(core, vec![Candidate::of(&core.frames, head)]);
     }
     Some(head.0 + order.frames())

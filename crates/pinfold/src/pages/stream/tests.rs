@@ -22,8 +22,8 @@ impl Subject {
         plan
     }
 
-    fn all_used(&self) -> impl Fn(Range<u64>) -> Unread {
-        |pages: Range<u64>| {
+    fn all_used(&self) -> impl Fn(Range<u64>, Asks) -> Unread {
+        |pages: Range<u64>, _: Asks| {
             let there = self.2.borrow().range(pages.clone()).count() as u64;
             Unread { unused: 0, absent: pages.end - pages.start - there }
         }
@@ -31,7 +31,8 @@ impl Subject {
 
     /// A miss, where nothing was.
     fn miss_in_vain(&self, page: u64) -> Plan {
-        let unused = |pages: Range<u64>| Unread { unused: pages.end - pages.start, absent: 0 };
+        let unused =
+            |pages: Range<u64>, _: Asks| Unread { unused: pages.end - pages.start, absent: 0 };
         self.0.on_miss(page, 4096, FILE, (&self.1, unused))
     }
 
@@ -54,7 +55,7 @@ impl Subject {
 
     /// A miss at `at` of a reader that has used all from `page` on.
     fn miss_in_vain_of(&self, page: u64, at: u64) -> Plan {
-        let unread = |pages: Range<u64>| {
+        let unread = |pages: Range<u64>, _: Asks| {
             let is_unused = |it: &u64| !(page..at).contains(it);
             Unread { unused: pages.filter(is_unused).count() as u64, absent: 0 }
         };
@@ -89,7 +90,7 @@ fn a_run_grows_its_windows_to_the_limit() {
 fn nothing_is_read_beyond_the_end() {
     let stream = Stream::new(2 << 20);
     stream.advise(Hint::Sequential);
-    let (all, all_used) = (Credit::new(), |_| Unread::default());
+    let (all, all_used) = (Credit::new(), |_, _| Unread::default());
     let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&all, all_used));
     assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
     assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&all, all_used)).ahead_end, 6);
@@ -143,7 +144,7 @@ fn windows_of_strides() -> u32 {
     stream.miss(0, 4096);
     let plan = stream.miss(1, 4096);
     assert!(plan.mark);
-    let unread = |pages: Range<u64>| {
+    let unread = |pages: Range<u64>, _: Asks| {
         let unused = pages.filter(|page| page % 16 >= 4).count() as u64;
         Unread { unused, absent: 0 }
     };
@@ -165,7 +166,8 @@ fn windows_in_little_memory() -> Vec<u32> {
     let mut page = 1;
     let mut windows = Vec::new();
     for _ in 0..60 {
-        let gone = |pages: Range<u64>| Unread { unused: 0, absent: pages.end - pages.start };
+        let gone =
+            |pages: Range<u64>, _: Asks| Unread { unused: 0, absent: pages.end - pages.start };
         let plan = stream.0.on_miss(page, 4096, FILE, (&stream.1, gone));
         windows.push(plan.window_pages);
         let all = plan.ahead_end - page;
@@ -189,7 +191,7 @@ fn vain_of_two_handles(open: bool) -> (u64, u64) {
     let first = Subject::new(2 << 20);
     let vain = first.block(0);
     if !open {
-        first.0.end(FILE, (&first.1, |_| Unread { unused: vain, absent: 0 }));
+        first.0.end(FILE, (&first.1, |_, _| Unread { unused: vain, absent: 0 }));
     }
     let second = Subject(Stream::new(2 << 20), first.1, RefCell::default());
     (vain, second.block(0))
@@ -208,7 +210,7 @@ fn handles_share_the_credit_of_the_cache() {
 #[test]
 fn a_run_of_faults_begins_with_what_was_read_around_the_first() {
     let stream = Subject::new(2 << 20);
-    let absent = |pages: Range<u64>| Unread { unused: 0, absent: pages.end - pages.start };
+    let absent = |pages: Range<u64>, _: Asks| Unread { unused: 0, absent: pages.end - pages.start };
     let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end, absent);
     assert!(fault(&stream, 5, 32));
     assert!(!fault(&stream, 32, 64), "it goes on in order");
@@ -310,7 +312,7 @@ fn pieces_of_all(handles: usize) -> usize {
         if page == END {
             continue;
         }
-        let unread = |pages: Range<u64>| {
+        let unread = |pages: Range<u64>, _: Asks| {
             let count = |is: &[bool]| pages.clone().filter(|&page| !is[page as usize]).count();
             let (absent, unused) = (count(&is_cached) as u64, count(&is_used) as u64);
             Unread { absent, unused: unused - absent }
@@ -356,4 +358,25 @@ fn handles_that_read_for_each_other_have_large_windows() {
         alone[1..].iter().all(|all| *all > 2 * pieces[0]),
         "the mutant does nothing: {alone:?}"
     );
+}
+
+/// Somebody else uses parts of the file all the time. A page before each and one behind it are no
+/// scan.
+#[test]
+fn what_others_use_proves_nothing() {
+    for hot in [4, 24, 100, 500] {
+        let stream = Subject::new(2 << 20);
+        let unread = |pages: Range<u64>, _: Asks| {
+            let is_unused = |page: &u64| !(1..=hot).contains(&(page % 5000));
+            Unread { unused: pages.filter(is_unused).count() as u64, absent: 0 }
+        };
+        let mut ahead = 0;
+        for n in 0..200 {
+            for page in [n * 5000, n * 5000 + hot + 1] {
+                let plan = stream.0.on_miss(page, 4096, 1 << 40, (&stream.1, unread));
+                ahead += plan.ahead_end - (page + 1);
+            }
+        }
+        assert!(ahead <= 400 / 4 + 48, "{hot} pages are used: {ahead}");
+    }
 }

@@ -1,10 +1,13 @@
 //! Where copies are.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Copied, allocate_copy};
 use crate::base::mutant::{self, Mutant};
 use crate::frames::Order;
+use crate::pages::pressure::Refused;
+use crate::pages::reclaim::Patience;
 use crate::source::Memory;
 use crate::{Cache, File, Hint, Options};
 
@@ -74,4 +77,25 @@ fn a_run_without_copies_can_be_emptied_again() {
     assert!(!cache.core().frames.is_movable(head));
     drop(copied);
     assert!(cache.core().frames.is_movable(head));
+}
+
+/// Who waits for copies of its own file on their way has time as long as reads of these end.
+#[test]
+fn reads_of_the_file_give_a_copy_time_that_is_refused_for_its_own_file() {
+    let mut options = Options::new(16 << 20);
+    options.patience = Duration::from_millis(20);
+    let cache = Cache::new(options).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 32 << 20]))).unwrap();
+    let (core, mapping) = (cache.core(), &*file.handle().mapping);
+    let is_over = |why| {
+        let mut patience = Patience::new(core);
+        let mut is_over = || patience.is_over_for_copy(core, mapping, why);
+        is_over();
+        std::thread::sleep(Duration::from_millis(50));
+        file.invalidate(0..4096).unwrap();
+        file.read_at(&mut [0], 0).unwrap();
+        is_over()
+    };
+    assert!(!is_over(Refused::OwnCopies));
+    assert!(is_over(Refused::NoMemory));
 }

@@ -99,7 +99,7 @@ impl Plan {
 /// Who is asked about pages that were read ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
-    /// The index and the entries: pages of mirrors count as used.
+    /// The index and the entries: hollow folios count as used.
     Index,
     /// The page tables, too, which takes system calls.
     Maps,

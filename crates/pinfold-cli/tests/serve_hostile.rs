@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::net::{RecvFlags, recv};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use ground::slow_file::SlowFile;
@@ -39,12 +40,16 @@ fn a_descriptor_whose_close_waits_makes_nobody_wait() {
     // While it stands still, it has them all, and this process closes none as the last.
     rustix::process::kill_process(pid, Signal::STOP).unwrap();
     let mut hostile = Vec::new();
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     for n in 0..20 {
         let (socket, other) = lingering();
         let stream = UnixStream::connect(&server.socket).unwrap();
         let mappings = format!("[{}]", mapping(4096, P, 0, ""));
-        if n % 2 == 0 {
+        if n % 4 == 0 {
             send(&stream, &mappings, &[&socket]);
+        } else if n % 4 == 2 {
+            // The system closes the third one, as the server takes two.
+            send(&stream, &mappings, &[&null, &null, &socket]);
         } else {
             // More than it receives at once, and it ends the connection for that: the rest is
             // closed with the connection.
@@ -55,6 +60,11 @@ fn a_descriptor_whose_close_waits_makes_nobody_wait() {
     }
     rustix::process::kill_process(pid, Signal::CONT).unwrap();
     result(ground.restore(&["--order", "random"]));
+    // Nor another connection of this process.
+    let mut stream = UnixStream::connect(&server.socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    send(&stream, r#"{"pinfold":1,"want":"stats"}"#, &[]);
+    assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
     // Those that were received are not closed yet: the close waits, in a thread of its own.
     for (stream, _) in hostile.iter_mut().step_by(2) {
         stream.set_nonblocking(true).unwrap();
@@ -257,6 +267,44 @@ fn silent_connections_give_way_and_a_lack_of_descriptors_is_the_servers() {
     send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
     // SAFETY: a page of `two_pages`.
     assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
+}
+
+#[test]
+fn who_does_not_receive_its_descriptors_is_named_as_the_cause() {
+    let ground = Ground::new(4 * MIB);
+    let mut few = pinfold("serve");
+    let limit_self = || {
+        // An error: it has not got what the system lets send any number (CAP_SYS_ADMIN,
+        // CAP_SYS_RESOURCE) anyway.
+        for capability in [21, 24] {
+            // SAFETY: a system call.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        }
+        let limit = Rlimit { current: Some(100), maximum: Some(100) };
+        Ok(rustix::process::setrlimit(Resource::Nofile, limit)?)
+    };
+    // SAFETY: system calls, before the program begins.
+    unsafe { few.pre_exec(limit_self) };
+    let server = ground.serve_by(few, &[]);
+    let mut kept = Vec::new();
+    let told = loop {
+        let stream = UnixStream::connect(&server.socket).unwrap();
+        send(&stream, r#"{"pinfold":1,"want":"memory"}"#, &[]);
+        let mut said = vec![0; 4096];
+        let (bytes, _) = recv(&stream, &mut said[..], RecvFlags::PEEK).unwrap();
+        let said = String::from_utf8_lossy(&said[..bytes]).into_owned();
+        if said.contains("error") {
+            break said;
+        }
+        // The server ends it, and what it has sent stays.
+        send(&stream, "]", &[]);
+        server.says("is not served any more");
+        kept.push(stream);
+        assert!(kept.len() <= 110, "{said}");
+    };
+    assert!(told.contains("clients have not received too many of the descriptors"), "{told:?}");
+    drop(kept);
+    result(ground.restore(&[]));
 }
 
 #[test]

@@ -51,8 +51,8 @@ fn who_hands_its_connection_on() {
 /// A client whose connection was made by another process, which is still there.
 fn handed_on(server: &Server) -> (Child, UnixStream, UnixStream) {
     let (child, here) = child("who_hands_its_connection_on", server, None);
-    let mut descriptors = receive(&here, &mut [0]).unwrap().descriptors;
-    let stream = UnixStream::from(descriptors.pop().unwrap());
+    let [descriptor, _] = receive(&here, &mut [0]).unwrap().descriptors;
+    let stream = UnixStream::from(descriptor.unwrap());
     (child, here, stream)
 }
 

@@ -11,7 +11,7 @@
 //! A connection that ends takes its client with it. What is installed in its memory stays.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pinfold::Cache;
@@ -24,7 +24,7 @@ use super::gate::{Gate, Gates};
 use super::log::{self, Log};
 use super::peer::{ENDED, Peer, PeerProcess};
 use super::processes::{Processes, ServedClient};
-use super::protocol::{self, Messages, NO_DESCRIPTORS, Reply, Request, Stats};
+use super::protocol::{self, Messages, NO_DESCRIPTORS, NOT_RECEIVED, Reply, Request, Stats};
 use super::record::Written;
 use super::socket::{self, Received};
 
@@ -59,6 +59,7 @@ pub struct Shared {
 struct Connection<'a> {
     shared: &'a Shared,
     peer: &'a Arc<Peer>,
+    gate: &'a Gate,
     messages: Messages,
     /// It was sent a descriptor of the memory.
     has_memory: bool,
@@ -78,20 +79,20 @@ struct Connection<'a> {
 pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     // SAFETY: changes the priority of this thread alone. It may fail: then it is like the others.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-    let messages = Messages::default();
+    let process = peer.begin().and_then(|()| peer.process());
+    let gate = shared.gates.of(process.as_ref().map_or(0, PeerProcess::owner));
     let mut it = Connection {
         shared,
         peer,
-        messages,
+        gate: &gate,
+        messages: Messages::default(),
         has_memory: false,
         descriptors: Vec::new(),
         hears: false,
         client: None,
     };
-    let process = peer.begin().and_then(|()| peer.process());
-    let gate = shared.gates.of(process.as_ref().map_or(0, PeerProcess::owner));
     it.hears = process.is_err(); // it is told so, whatever it has said
-    let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process, &gate));
+    let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process));
     let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
         shared.processes.remove(client);
@@ -118,21 +119,23 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     }
 }
 
-impl Connection<'_> {
+impl<'a> Connection<'a> {
     /// Until the client closes the connection.
     ///
     /// # Errors
     /// Why it is ended before.
-    fn hear(&mut self, process: &PeerProcess, gate: &Gate) -> Result<(), String> {
+    fn hear(&mut self, process: &PeerProcess) -> Result<(), String> {
         let begin = Instant::now();
-        let passing = gate.pass();
-        let mut buf = vec![0; RECEIVE_BYTES];
+        let passing = self.gate.pass();
+        let mut buf = vec![1; RECEIVE_BYTES]; // not 0: it is in memory from now on
         drop(passing);
         // Ends: with the connection, at the latest when the process ends that has connected.
         loop {
             let has_ended = self.wait(process, begin)?;
-            let _passing = gate.pass();
-            let received = match socket::receive(self.peer.stream(), &mut buf) {
+            // Before the gate: the system closes what does not fit, and that may wait.
+            let received = socket::receive(self.peer.stream(), &mut buf);
+            let mut passing = self.gate.pass();
+            let received = match received {
                 Ok(received) => received,
                 Err(Errno::AGAIN) if has_ended => return Err(ENDED.to_owned()),
                 Err(Errno::AGAIN) => continue,
@@ -140,7 +143,7 @@ impl Connection<'_> {
                 Err(error) => return Err(error.to_string()),
             };
             let Received { bytes, descriptors, left_out } = received;
-            self.descriptors.extend(descriptors);
+            self.descriptors.extend(descriptors.into_iter().flatten());
             if let Some(why) = self.peer.why_ended() {
                 return Err(why);
             }
@@ -161,7 +164,7 @@ impl Connection<'_> {
             while let Some(message) = self.messages.take()? {
                 self.hears |= protocol::is_from_a_listener(message);
                 let request = protocol::request(message)?;
-                self.answer(process, request)?;
+                passing = self.answer(process, request, passing)?;
             }
             if self.client.is_some() && !self.descriptors.is_empty() {
                 return Err("it is served already, and sends a descriptor again".to_owned());
@@ -187,7 +190,13 @@ impl Connection<'_> {
         })
     }
 
-    fn answer(&mut self, process: &PeerProcess, request: Request) -> Result<(), String> {
+    /// Returns what it has passed the gate with.
+    fn answer(
+        &mut self,
+        process: &PeerProcess,
+        request: Request,
+        mut passing: MutexGuard<'a, ()>,
+    ) -> Result<MutexGuard<'a, ()>, String> {
         let (reply, descriptor) = match request {
             Request::Memory => {
                 // The system limits the descriptors that were sent and not received, of all
@@ -209,20 +218,21 @@ impl Connection<'_> {
                 let twin = uffd.try_clone().map_err(|_| NO_DESCRIPTORS)?;
                 self.peer.begin_service()?;
                 let (processes, peer) = (&self.shared.processes, self.peer.clone());
-                let client = processes.add(process.owner(), twin, mappings, peer)?;
+                let client = processes.add(process.owner(), twin, mappings, peer, passing)?;
+                passing = self.gate.pass();
                 self.client = self.descriptors.pop().map(|uffd| (client, uffd));
                 if !self.hears {
-                    return Ok(()); // Firecracker expects no answer
+                    return Ok(passing); // Firecracker expects no answer
                 }
                 (Reply { client: Some(self.peer.number()), ..Reply::new() }, None)
             }
         };
         let message = reply.message();
         match socket::send(self.peer.stream(), &message, descriptor.as_ref()) {
-            Ok(sent) if sent == message.len() => Ok(()),
+            Ok(sent) if sent == message.len() => Ok(passing),
             Ok(_) | Err(Errno::AGAIN) => Err("it does not read its answers".to_owned()),
-            Err(Errno::TOOMANYREFS) => Err(NO_DESCRIPTORS.to_owned()),
-            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()), // its end is seen next
+            Err(Errno::TOOMANYREFS) => Err(NOT_RECEIVED.to_owned()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(passing), // its end is seen next
             Err(error) => Err(error.to_string()),
         }
     }

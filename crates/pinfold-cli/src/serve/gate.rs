@@ -1,6 +1,8 @@
 //! One connection of a process at a time is heard. A thread that is not given a processor may hold
 //! a lock of the allocator or of this process's memory, for which a thread that serves faults then
 //! waits: so of a thousand connections of one process, one is such a thread.
+//!
+//! Who has passed the gate parses and allocates, and waits for nothing of the process's own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

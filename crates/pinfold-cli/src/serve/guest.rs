@@ -111,7 +111,7 @@ impl Connection {
             let got = socket::receive(&self.stream, &mut buf).context("the server")?;
             ensure!(got.bytes > 0, "the server has closed the connection");
             self.messages.push(&buf[..got.bytes]);
-            descriptors.extend(got.descriptors);
+            descriptors.extend(got.descriptors.into_iter().flatten());
         }
     }
 

@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pinfold::{ClientId, ClientMapping, Clients};
 use rustix::io::Errno;
@@ -94,7 +94,7 @@ impl Processes {
     }
 
     /// Serves a client of the process `owner`. The caller keeps a duplicate of the descriptor, as
-    /// its last close may wait.
+    /// its last close may wait. What it has passed its gate with is let go before the wait.
     ///
     /// # Errors
     /// As of [`Clients::add`]; the system has no thread or no descriptor for it.
@@ -104,10 +104,12 @@ impl Processes {
         uffd: OwnedFd,
         mappings: Vec<ClientMapping>,
         peer: Arc<Peer>,
+        passing: MutexGuard<'_, ()>,
     ) -> Result<ServedClient, String> {
         let (reply, answer) = channel();
         let command = Command::Add(uffd, mappings, peer, reply);
         let desk = Arc::downgrade(&self.desks.ask(owner, command, || self.start(owner))?);
+        drop(passing); // that thread may wait for the process as long as this likes
         let added = answer.recv().map_err(|_| FAILED)?;
         let client = added.map_err(|why| why.to_string())?;
         Ok(ServedClient { owner, client, desk })
@@ -155,6 +157,7 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::super::connection::{self, Shared};
+    use super::super::gate::Gate;
     use super::super::guest::{Connection, Guest};
     use super::*;
     use pinfold::{Cache, Options};
@@ -187,16 +190,23 @@ mod tests {
             })
         };
         let null = std::fs::File::open("/dev/null").unwrap().into();
-        assert_eq!(processes.add(7, null, Vec::new(), peer).unwrap_err(), FAILED);
+        assert_eq!(
+            processes.add(7, null, Vec::new(), peer, Gate::default().pass()).unwrap_err(),
+            FAILED
+        );
         fails.join().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap().into();
         let (stream, _) = UnixStream::pair().unwrap();
         let peer = Arc::new(Peer::new(2, stream));
-        assert_eq!(processes.add(7, null, Vec::new(), peer).unwrap_err(), FAILED, "none starts");
+        assert_eq!(
+            processes.add(7, null, Vec::new(), peer, Gate::default().pass()).unwrap_err(),
+            FAILED,
+            "none starts"
+        );
     }
 
     #[test]
-    fn who_is_about_to_be_served_does_not_give_way() {
+    fn who_is_about_to_be_served_does_not_give_way_and_the_others_do() {
         let folder = tempfile::tempdir().unwrap();
         let [snapshot, socket] = ["snapshot", "socket"].map(|name| folder.path().join(name));
         std::fs::write(&snapshot, vec![7; 1 << 20]).unwrap();
@@ -211,6 +221,7 @@ mod tests {
         let shared = processes.clone();
         let shared =
             Shared { cache, memory, bytes, processes: shared, gates, log, silence, written };
+        let shared = Arc::new(shared);
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let guest = std::thread::spawn(move || {
             let mut connection = Connection::open(&socket).unwrap();
@@ -221,14 +232,27 @@ mod tests {
         });
         let peer = Arc::new(Peer::new(1, listener.accept().unwrap().0));
         let run = {
-            let peer = peer.clone();
+            let (peer, shared) = (peer.clone(), shared.clone());
             std::thread::spawn(move || connection::run(&shared, &peer))
         };
         let (owner, faults, done) = wanted.recv().unwrap();
         peer.give_way("somebody else has come");
+        done.send(Ok(())).unwrap();
+        while faults.desk().is_empty() {
+            std::thread::yield_now();
+        }
+        // While its thread does not answer, another connection of the process gives way.
+        let other = Arc::new(Peer::new(2, UnixStream::pair().unwrap().0));
+        other.give_way("somebody else has come");
+        let (ended, has_ended) = channel();
+        std::thread::spawn(move || {
+            connection::run(&shared, &other);
+            let _ = ended.send(());
+        });
+        let waited = has_ended.recv_timeout(std::time::Duration::from_secs(60));
+        assert_eq!(waited, Ok(()), "it waits for a thread that waits for its process");
         let desks = processes.desks.clone();
         std::thread::spawn(move || faults.run(owner, &desks));
-        done.send(Ok(())).unwrap();
         assert_eq!(guest.join().unwrap(), 7);
         run.join().unwrap();
         assert_eq!(peer.why_ended(), None);
@@ -255,7 +279,7 @@ mod tests {
         let starts = processes.clone();
         std::thread::spawn(move || starter.run(&starts));
         let null = std::fs::File::open("/dev/null").unwrap().into();
-        let why = processes.add(7, null, Vec::new(), peer).unwrap_err();
+        let why = processes.add(7, null, Vec::new(), peer, Gate::default().pass()).unwrap_err();
         assert_eq!(why, "the descriptor is no userfaultfd, but /dev/null");
         while !processes.desks.is_empty() {
             std::thread::yield_now();

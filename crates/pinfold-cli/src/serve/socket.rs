@@ -19,13 +19,14 @@ pub struct Received {
     /// So many bytes; 0: the other side has closed the connection.
     pub bytes: usize,
     /// With these.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: [Option<OwnedFd>; DESCRIPTORS_MAX],
     /// There were more of them than the process may have. Of more than [`DESCRIPTORS_MAX`] nothing
     /// is said: these are too many in any case.
     pub left_out: bool,
 }
 
-/// Receives what is there.
+/// Receives what is there. The system closes the descriptors that are not taken, which may wait. It
+/// allocates nothing.
 ///
 /// # Errors
 /// The system's.
@@ -35,14 +36,18 @@ pub fn receive(socket: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
     let got = rustix::io::retry_on_intr(|| {
         recvmsg(&socket, &mut [IoSliceMut::new(buf)], &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
-    let mut descriptors = Vec::new();
+    let mut descriptors = [const { None }; DESCRIPTORS_MAX];
+    let mut count = 0;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
+            for (place, right) in descriptors[count..].iter_mut().zip(rights) {
+                *place = Some(right);
+                count += 1;
+            }
         }
     }
     let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
-    let left_out = is_cut && descriptors.len() < DESCRIPTORS_MAX;
+    let left_out = is_cut && count < DESCRIPTORS_MAX;
     Ok(Received { bytes: got.bytes, descriptors, left_out })
 }
 

@@ -48,7 +48,7 @@ impl Faults {
 
     /// Records the pages that clients touch.
     pub fn record(&mut self, recording: Arc<Recording>) {
-        self.clients.record(Some(recording.known()));
+        self.clients.record(true);
         self.recording = Some(recording);
     }
 
@@ -155,7 +155,7 @@ impl Faults {
         if !touched.is_empty() && !recording.add(touched) {
             // It has been told why. Pages are installed together again.
             self.recording = None;
-            self.clients.record(None);
+            self.clients.record(false);
         }
     }
 }

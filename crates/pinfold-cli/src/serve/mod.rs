@@ -138,12 +138,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let bytes = cache(*Options::BUDGET_BYTES.start())?.open(&args.snapshot)?.len();
     let path = args.snapshot.display();
     ensure!(bytes > 0, "{path} is empty: there is nothing to serve");
-    let replay = match &args.replay {
-        Some(path) => Some(record::read(path, bytes)?),
-        None => None,
-    };
+    // First, as it makes the file: both may be one.
     let recorder = match &args.record {
         Some(path) => Some(Recorder::open(path, bytes)?),
+        None => None,
+    };
+    let replay = match &args.replay {
+        Some(path) => Some(record::read(path, bytes)?),
         None => None,
     };
     let zeros = holes::of(&args.snapshot, bytes)

@@ -22,6 +22,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::log::Log;
 
@@ -134,20 +136,29 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a file, or goes on with the one that is there. Also with the pages that it has.
+    /// Begins a file, or goes on with the one that is there. Also with the pages that it has. As long
+    /// as it is open, no other process has it: by flock(2), whose lock stays if another descriptor
+    /// of the file is closed, as by [`read`].
     ///
     /// # Errors
-    /// As for [`read`]; it cannot be written.
+    /// As for [`read`]; it cannot be written; another server writes it.
     pub fn open(path: &Path, snapshot_bytes: u64) -> Result<(Self, Vec<Range<u64>>)> {
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let cannot = || format!("cannot write {}", path.display());
         let file = open.with_context(cannot)?;
-        let found = file.metadata().with_context(cannot)?;
         ensure!(
-            found.is_file(),
+            file.metadata().with_context(cannot)?.is_file(),
             "cannot write {}: it is no regular file, and so could not be read again",
             path.display()
         );
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => {
+                bail!("cannot write {}: another server records into it", path.display())
+            }
+            Err(why) => return Err(why).with_context(|| format!("cannot lock {}", path.display())),
+        }
+        let found = file.metadata().with_context(cannot)?;
         let mut recorder = Recorder { path: path.to_owned(), file, end: 0 };
         if found.len() == 0 {
             recorder.write(&format!("{FIRST_LINE}\nbytes {snapshot_bytes}\n"))?;
@@ -206,11 +217,12 @@ impl SeenPages {
 }
 
 /// A thread that writes a working set: no fault waits for a disk. If it cannot be written any more,
-/// recording ends, and nothing else.
+/// recording ends, and nothing else. All processes have one.
 #[derive(Debug)]
 pub struct Recording {
+    /// What the file has had before, in the order of the pages: runs, as they may be of any length.
     known: Vec<Range<u64>>,
-    /// What was touched since the start: no page waits for the thread twice, however long a write
+    /// What else was touched since the start: no page waits for the thread twice, however long a write
     /// takes.
     seen: Mutex<SeenPages>,
     touched: Sender<Vec<u64>>,
@@ -258,20 +270,23 @@ impl Recording {
     }
 
     /// And where the pages come that it adds.
-    fn new(known: Vec<Range<u64>>) -> (Self, Receiver<Vec<u64>>) {
+    fn new(mut known: Vec<Range<u64>>) -> (Self, Receiver<Vec<u64>>) {
+        known.sort_unstable_by_key(|run| run.start);
         let (touched, batches) = channel();
         let (seen, has_ended) = Default::default();
         (Recording { known, seen, touched, has_ended }, batches)
     }
 
-    /// What the file has had before.
-    pub fn known(&self) -> &[Range<u64>] {
-        &self.known
+    /// Whether the file has had it before.
+    fn is_known(&self, page: u64) -> bool {
+        let begun = self.known.partition_point(|run| run.start <= page);
+        begun > 0 && self.known[begun - 1].contains(&page)
     }
 
-    /// Adds pages that were touched, in this order, as far as no process has touched them before.
-    /// They wait for their turn in memory. False: it has ended.
+    /// Adds pages that were touched, in this order, as far as the file has not had them before, and
+    /// no process has touched them. They wait for their turn in memory. False: it has ended.
     pub fn add(&self, mut pages: Vec<u64>) -> bool {
+        pages.retain(|&page| !self.is_known(page));
         {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             pages.retain(|&page| seen.add(page));
@@ -296,6 +311,11 @@ mod tests {
         runs.iter().cloned().flatten().collect()
     }
 
+    /// A process that another test is just starting may have the file open, too.
+    fn unlock(recorder: &Recorder) {
+        flock(&recorder.file, FlockOperation::Unlock).unwrap();
+    }
+
     #[test]
     fn what_was_recorded_is_read_and_goes_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -312,6 +332,10 @@ mod tests {
         // Stopped in the middle of a line.
         std::fs::write(&path, format!("{text}12 ")).unwrap();
         assert_eq!(pages_of(&read(&path, BYTES).unwrap()), all);
+        let why = Recorder::open(&path, BYTES).unwrap_err().to_string();
+        let said = format!("cannot write {}: another server records into it", path.display());
+        assert_eq!(why, said, "also after it was read");
+        unlock(&recorder);
         let (mut recorder, before) = Recorder::open(&path, BYTES).unwrap();
         assert_eq!(pages_of(&before), all);
         recorder.add(&[50]).unwrap();
@@ -319,13 +343,13 @@ mod tests {
     }
 
     #[test]
-    fn no_page_waits_to_be_written_twice() {
-        let (recording, batches) = Recording::new(Vec::new());
+    fn no_page_is_written_twice() {
+        let (recording, batches) = Recording::new(vec![9..1 << 48, 1..2, 6..7]);
         // As by processes that come and go while the disk does not answer.
         for _ in 0..1000 {
             assert!(recording.add(vec![7, 3, 4]));
         }
-        assert!(recording.add(vec![4, 5, 7]));
+        assert!(recording.add(vec![1, 4, 5, 6, 7, 5, 9, 1000]));
         assert_eq!(batches.try_iter().collect::<Vec<_>>(), [vec![7, 3, 4], vec![5]]);
         recording.has_ended.store(true, Ordering::Relaxed);
         assert!(!recording.add(vec![7]), "also who touches nothing new is told");

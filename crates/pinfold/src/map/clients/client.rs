@@ -173,6 +173,11 @@ impl Client {
         Ok((region.memory != ClientMemory::Zeros).then(|| region.page(address)))
     }
 
+    /// Whether `page` is zeros in its memory, as far as is known: no read brings it.
+    pub(super) fn is_zero(&self, snapshot: &Snapshot, page: u64) -> bool {
+        self.removed.has(page) || snapshot.is_zero(page)
+    }
+
     pub(super) fn address_of(&self, page: u64) -> Option<u64> {
         Some(self.regions.of_page(page)?.addresses(&(page..page + 1)).start)
     }
@@ -250,8 +255,7 @@ impl Client {
 
     fn put(&mut self, snapshot: &mut Snapshot, asked: &PageAsked) -> ClientResult<FaultOutcome> {
         let PageAsked { region, page, .. } = *asked;
-        let is_zero = self.removed.has(page) || snapshot.is_zero(page);
-        if is_zero || region.memory == ClientMemory::Zeros {
+        if self.is_zero(snapshot, page) || region.memory == ClientMemory::Zeros {
             return self.put_zeros(snapshot, asked);
         }
         let file = self.file.clone();

@@ -94,7 +94,6 @@ use ahead::{Ahead, AheadPlan};
 use client::Client;
 pub use error::ClientError;
 use foreign::{Foreign, Message};
-use pages::PageSet;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
 use turns::ClientTurns;
@@ -193,7 +192,8 @@ pub struct Clients {
     turns: ClientTurns,
     jobs: HashMap<u64, ReadJob>,
     last_job: u64,
-    touched: Option<AskedPages>,
+    /// The pages that clients have asked for, if that is recorded.
+    touched: Option<Vec<u64>>,
     stats: ClientsStats,
     /// Kept, as a round allocates nothing.
     events: SaidEvents,
@@ -230,13 +230,6 @@ impl std::fmt::Debug for SaidEvents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SaidEvents").finish_non_exhaustive()
     }
-}
-
-/// The pages that clients have asked for.
-#[derive(Debug)]
-struct AskedPages {
-    seen: PageSet,
-    new: Vec<u64>,
 }
 
 impl Clients {
@@ -324,22 +317,17 @@ impl Clients {
         self.snapshot.add_zeros(pages);
     }
 
-    /// From now on [`take_touched`](Self::take_touched) has the pages that clients ask for, but for
-    /// the `known` ones; no page is installed with another. `None` ends that.
-    pub fn record(&mut self, known: Option<&[Range<u64>]>) {
-        self.touched = known.map(|known| {
-            let mut seen = PageSet::default();
-            for pages in known {
-                seen.add_all(pages.clone());
-            }
-            AskedPages { seen, new: Vec::new() }
-        });
+    /// Whether [`take_touched`](Self::take_touched) has the pages that clients ask for from now on,
+    /// and no page is installed with another.
+    pub fn record(&mut self, records: bool) {
+        self.touched = records.then(Vec::new);
     }
 
-    /// The numbers of the pages that clients have asked for since the last call, in that order,
-    /// each page once in all.
+    /// The numbers of the pages that clients have asked for since the last call, in that order, and
+    /// as often: in memory until then. Those that are known to be zeros, or that the client has
+    /// removed, are not among them.
     pub fn take_touched(&mut self) -> Vec<u64> {
-        self.touched.as_mut().map(|touched| std::mem::take(&mut touched.new)).unwrap_or_default()
+        self.touched.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Serves another client from now on. `uffd` is its userfaultfd, which has to be in

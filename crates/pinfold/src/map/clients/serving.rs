@@ -258,9 +258,9 @@ impl Clients {
             page => page?,
         };
         if let (Some(touched), Some(page)) = (&mut self.touched, page)
-            && touched.seen.add(page)
+            && !client.is_zero(&self.snapshot, page)
         {
-            touched.new.push(page);
+            touched.push(page);
         }
         match self.put(id, page.unwrap_or_default(), address)? {
             Some(FaultOutcome::Later) => self.rest(id, address, short_since),

@@ -300,7 +300,7 @@ fn evict_beside_a_run() -> (u64, u64) {
         assert!(matches!(lend::look_now(handle, page).unwrap(), lend::Look::There(_)));
     }
     let mut snapshot = Snapshot::new(&file);
-    let none = PageSet::default();
+    let none = pages::PageSet::default();
     let run = snapshot.run(handle, 10, &(0..30), &none).unwrap().expect("it is lent");
     assert_eq!(run.pages, 0..30);
     handle.core.let_go_of_recent(|_| true);

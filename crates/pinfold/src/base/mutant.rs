@@ -291,12 +291,10 @@ mutants! {
     EventsAfterFaults,
     /// Faults that rest count as reads, beyond which a client is not heard.
     RestsPause,
-    /// With each read for a fault, the time begins anew for which it may wait for room.
+    /// With each read for a fault, the time begins anew for which it may rest for want of memory.
     ShortAnew,
     /// A client's turn goes on until it has nothing more to say.
     TurnWithoutEnd,
-    /// The time in which a page is read again counts as a lack of memory.
-    ShortWhileRead,
     /// Clients that wait for reads of others are not looked after when these have ended.
     WaitingForgotten,
     /// Each round looks at all clients.

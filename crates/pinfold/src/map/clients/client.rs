@@ -70,7 +70,8 @@ pub(super) struct Client {
     removed: PageSet,
     /// How many pieces these are, as those of all were counted: installed, and removed.
     pub(super) counted: [usize; 2],
-    pub(super) waiting: HashMap<u64, WaitingPage>,
+    /// Pages that are read; each with what [`Again::short_for`] was of the fault that waits for it.
+    pub(super) waiting: HashMap<u64, Duration>,
     again: VecDeque<Again>,
     rest: Duration,
     pub(super) ahead: Option<Ahead>,
@@ -89,22 +90,6 @@ pub(super) struct Client {
     looked_at: Instant,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WaitingPage {
-    pub(super) since: Instant,
-    /// Since when there was no memory for it, at that time.
-    pub(super) short_since: Option<Instant>,
-}
-
-impl WaitingPage {
-    /// Since when there has been no memory for it; the time of this read does not count.
-    pub(super) fn short_since(self) -> Option<Instant> {
-        let read = self.since.elapsed();
-        let counts = mutant::on(Mutant::ShortWhileRead);
-        self.short_since.map(|since| if counts { since } else { since + read })
-    }
-}
-
 #[derive(Debug)]
 pub(super) enum Came {
     /// Of a page for which a fault waits.
@@ -118,8 +103,9 @@ pub(super) enum Came {
 pub(super) struct Again {
     pub(super) address: u64,
     pub(super) at: Instant,
-    /// Since when there was no memory for its page, without the time in which it was read.
-    pub(super) short_since: Option<Instant>,
+    /// How long it has rested in all because there was no memory for its page: neither the time of
+    /// reads counts, nor time in which this thread did not run.
+    pub(super) short_for: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -428,8 +414,13 @@ impl Client {
         self.uffd.wake(address..address + PAGE_BYTES as u64);
     }
 
+    /// How long the next fault rests that has to be tried again.
+    pub(super) fn next_rest(&self) -> Duration {
+        self.rest
+    }
+
     /// Tries the fault at `address` again after a rest. If too many rest, its thread asks again.
-    pub(super) fn rest(&mut self, address: u64, short_since: Option<Instant>) {
+    pub(super) fn rest(&mut self, address: u64, short_for: Duration) {
         if mutant::on(Mutant::RestForgotten) {
             return;
         }
@@ -438,7 +429,7 @@ impl Client {
                 self.wake(address);
                 return;
             }
-            self.again.push_back(Again { address, at: Instant::now() + self.rest, short_since });
+            self.again.push_back(Again { address, at: Instant::now() + self.rest, short_for });
         }
         self.rest = (self.rest * 2).min(REST_MAX);
     }
@@ -454,6 +445,11 @@ impl Client {
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn look_at(&mut self, at: Instant) {
         self.looked_at = at;
+    }
+
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn is_late_by(&mut self, time: Duration) {
+        self.again.iter_mut().for_each(|again| again.at -= time);
     }
 
     pub(super) fn resting(&self) -> usize {

@@ -185,7 +185,7 @@ fn come_back() -> usize {
     let ask = |clients: &mut Clients, id: ClientId, first: u64| {
         for n in 0..READS_MAX as u64 {
             let address = guest.mapping().address + (first + n * 64) * P;
-            clients.fault(id.0, address, None).unwrap();
+            clients.fault(id.0, address, Duration::ZERO).unwrap();
         }
     };
     for n in 1..20 {
@@ -228,7 +228,7 @@ fn reads_beside_hung_ones() -> bool {
     let (hostile, other) = (guests[0].add_to(&mut clients), guests[1].add_to(&mut others));
     for n in 0..READS_MAX as u64 {
         let address = guests[0].mapping().address + half + n * 64 * P;
-        clients.fault(hostile.0, address, None).unwrap();
+        clients.fault(hostile.0, address, Duration::ZERO).unwrap();
     }
     let at_once = file.handle().mapping.backing.at_once();
     assert_eq!(at_once, POOL_AT_ONCE);
@@ -236,7 +236,7 @@ fn reads_beside_hung_ones() -> bool {
     while hung() < clients.jobs.len().min(at_once) {
         std::thread::yield_now();
     }
-    others.fault(other.0, guests[1].mapping().address, None).unwrap();
+    others.fault(other.0, guests[1].mapping().address, Duration::ZERO).unwrap();
     // Ends: the page comes, if there is somebody left who reads it.
     let comes = loop {
         others.work();
@@ -300,7 +300,7 @@ fn goes_on_when_reads_end() -> [bool; 2] {
     let (reads, pauses, ahead) = (add(&mut clients), add(&mut clients), add(&mut clients));
     for n in 0..READS_MAX as u64 {
         let address = guest.mapping().address + n * 64 * P;
-        clients.fault(reads.0, address, None).unwrap();
+        clients.fault(reads.0, address, Duration::ZERO).unwrap();
     }
     clients.turns.ahead = turns::AHEAD_MAX;
     let later = Instant::now() + Duration::from_secs(1000);
@@ -374,7 +374,7 @@ fn resting() -> usize {
     let id = guest.add_to(&mut clients).0;
     let client = clients.clients.get_mut(&id).unwrap();
     for page in 0..1000 {
-        client.rest(guest.mapping().address + page * P, None);
+        client.rest(guest.mapping().address + page * P, Duration::ZERO);
     }
     client.resting()
 }

@@ -2,11 +2,10 @@
 //! the server.
 
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 
-use super::client::WaitingPage;
 use super::foreign::Message;
 use super::tests::{
     EVENTS, FORKS, Guest, MIB, P, byte_of, bytes, may_ask_for, pending, serving, snapshot,
@@ -208,7 +207,7 @@ fn is_heard_with_faults_that_rest() -> bool {
     clients.turns.reads = 0;
     let client = clients.clients.get_mut(&id).unwrap();
     for page in 0..turns::READS_MAX as u64 {
-        client.rest(guest.mapping().address + page * P, None);
+        client.rest(guest.mapping().address + page * P, Duration::ZERO);
     }
     !is_paused(&mut clients)
 }
@@ -220,42 +219,34 @@ fn a_client_whose_faults_rest_is_heard() {
     assert!(!caught, "the mutant does nothing");
 }
 
-/// How long a page was read.
-const READ: Duration = Duration::from_secs(1);
-
-fn before(at: Instant, time: Duration) -> Instant {
-    at.checked_sub(time).expect("the system has run for longer")
-}
-
-/// Since when a fault has waited for room whose page was read once more, and is not to be had.
-fn read_in_vain(since: Instant) -> Instant {
+/// How often a fault failed, and how often its page was read again, after it had rested for so long
+/// for want of memory. It is tried far too late, as if this thread had waited for something else.
+fn read_in_vain(short_for: Duration) -> [u64; 2] {
+    const LATE: Duration = Duration::from_secs(1000);
     let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
     let mut clients = Clients::new(&file).unwrap();
     let guest = Guest::new(&clients, ClientMemory::Shared, 0);
     let id = guest.add_to(&mut clients).0;
-    let waiting = WaitingPage { since: before(Instant::now(), READ), short_since: Some(since) };
-    clients.clients.get_mut(&id).unwrap().waiting.insert(3, waiting);
+    clients.clients.get_mut(&id).unwrap().waiting.insert(3, short_for);
     // It was read, it is said; and was evicted before it could get into the mirror.
     clients.page_came(id, 3, Ok(())).unwrap();
-    let client = clients.clients.get_mut(&id).unwrap();
-    // Ends: it rests for less than a millisecond.
-    loop {
-        if let Some(again) = client.rested() {
-            return again.short_since.expect("memory is short");
-        }
+    clients.clients.get_mut(&id).unwrap().is_late_by(LATE);
+    clients.schedule(id);
+    // Ends: the fault is tried again.
+    while clients.stats().failed + clients.stats().waited == 0 {
+        clients.work();
     }
+    [clients.stats().failed, clients.stats().waited]
 }
 
 #[test]
-fn a_fault_waits_for_room_from_the_first_time_on_that_there_was_none() {
-    let begin = Instant::now();
-    let since = before(begin, 20 * READ);
-    let right = since + READ..begin;
-    assert!(right.contains(&read_in_vain(since)));
-    for mutant in [Mutant::ShortAnew, Mutant::ShortWhileRead] {
-        let caught = mutant::with(Some(mutant), || read_in_vain(since));
-        assert!(!right.contains(&caught), "{mutant:?} does nothing");
-    }
+fn a_fault_fails_when_it_has_rested_for_long_not_when_it_is_tried_late() {
+    let patience = serving::PATIENCE;
+    assert_eq!(read_in_vain(Duration::ZERO), [0, 1]);
+    assert_eq!(read_in_vain(patience - Duration::from_secs(1)), [0, 1]);
+    assert_eq!(read_in_vain(patience), [1, 0]);
+    let caught = mutant::with(Some(Mutant::ShortAnew), || read_in_vain(patience));
+    assert_eq!(caught, [0, 1], "the mutant does nothing");
 }
 
 /// Whether the server still hears a client after a forked child has done all it can.

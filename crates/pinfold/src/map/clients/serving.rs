@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::ahead::AheadPlan;
-use super::client::{Came, Client, FaultOutcome, WaitingPage};
+use super::client::{Came, Client, FaultOutcome};
 use super::error::{ClientError, ClientResult};
 use super::foreign::{self, Message};
 use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX, TURN};
@@ -24,8 +24,8 @@ use crate::pages::reclaim;
 /// The most reads that are given to clients in one round.
 const COMPLETIONS_MAX: usize = 256;
 
-/// How long a fault waits for room in the mirror, beside the time in which its page is read.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a fault rests in all for room in the mirror.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Clients {
     /// How long the loop may wait for the descriptor: `None` for as long as it takes.
@@ -235,24 +235,19 @@ impl Clients {
             if has_changed && client.page_at(address).is_err() {
                 client.wake(address); // it may be mapped elsewhere by now: it asks again
             } else {
-                self.fault(id, address, None)?;
+                self.fault(id, address, Duration::ZERO)?;
             }
         }
         Ok(())
     }
 
     /// A fault that is new, or is tried again.
-    pub(super) fn fault(
-        &mut self,
-        id: u64,
-        address: u64,
-        short_since: Option<Instant>,
-    ) -> ClientResult {
+    pub(super) fn fault(&mut self, id: u64, address: u64, short_for: Duration) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let page = match client.page_at(address) {
             // It may have moved its memory there, which is not told yet.
             Err(_) if client.uffd().is_changing(address) && !mutant::on(Mutant::OutsideAtOnce) => {
-                self.rest(id, address, short_since);
+                self.rest(id, address, short_for);
                 return Ok(());
             }
             page => page?,
@@ -263,17 +258,15 @@ impl Clients {
             touched.push(page);
         }
         match self.put(id, page.unwrap_or_default(), address)? {
-            Some(FaultOutcome::Later) => self.rest(id, address, short_since),
-            Some(FaultOutcome::Absent(page)) => match short_since {
-                // It was read, and is not in the mirror.
-                Some(since) if since.elapsed() > PATIENCE => {
-                    let handle = self.snapshot.file.handle();
-                    let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
-                    let cause = short.of(&handle.mapping, page);
-                    self.fail(id, page, cause);
-                }
-                _ => self.read(id, page, short_since),
-            },
+            Some(FaultOutcome::Later) => self.rest(id, address, short_for),
+            // It was read, often, and is not in the mirror.
+            Some(FaultOutcome::Absent(page)) if short_for > PATIENCE => {
+                let handle = self.snapshot.file.handle();
+                let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
+                let cause = short.of(&handle.mapping, page);
+                self.fail(id, page, cause);
+            }
+            Some(FaultOutcome::Absent(page)) => self.read(id, page, short_for),
             Some(FaultOutcome::Done(_)) | None => {}
         }
         Ok(())
@@ -298,9 +291,9 @@ impl Clients {
         }
     }
 
-    fn rest(&mut self, id: u64, address: u64, short_since: Option<Instant>) {
+    fn rest(&mut self, id: u64, address: u64, short_for: Duration) {
         if let Some(client) = self.clients.get_mut(&id) {
-            client.rest(address, short_since);
+            client.rest(address, short_for);
             self.stats.again += 1;
         }
     }
@@ -314,10 +307,10 @@ impl Clients {
     }
 
     /// Begins to read a page for a fault, and what is around it, unless that is under way.
-    fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
+    fn read(&mut self, id: u64, page: u64, short_for: Duration) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
-            waiting.insert(WaitingPage { since: Instant::now(), short_since });
+            waiting.insert(short_for);
             self.stats.waited += 1;
             self.turns.read(id, page);
             self.begin_reads();
@@ -376,7 +369,7 @@ impl Clients {
     /// The page for which a fault has waited was read.
     pub(super) fn page_came(&mut self, id: u64, page: u64, result: Result<()>) -> ClientResult {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let short_since = client.waiting.remove(&page).and_then(WaitingPage::short_since);
+        let mut short_for = client.waiting.remove(&page).unwrap_or_default();
         let handle = self.snapshot.file.handle();
         if let Err(cause) = result.and_then(|()| handle.check_page(page)) {
             self.fail(id, page, cause);
@@ -387,8 +380,11 @@ impl Clients {
         match self.put(id, page, address)? {
             Some(FaultOutcome::Done(_)) => self.keep(page),
             Some(FaultOutcome::Absent(_) | FaultOutcome::Later) => {
-                let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
-                self.rest(id, address, Some(kept.unwrap_or_else(Instant::now)));
+                if mutant::on(Mutant::ShortAnew) {
+                    short_for = Duration::ZERO;
+                }
+                let rest = self.clients.get(&id).map_or(Duration::ZERO, Client::next_rest);
+                self.rest(id, address, short_for + rest);
             }
             None => {}
         }
@@ -413,7 +409,7 @@ impl Clients {
         {
             turn.heard(1);
             if client.page_at(again.address).is_ok() {
-                self.fault(id, again.address, again.short_since)?;
+                self.fault(id, again.address, again.short_for)?;
             } else {
                 client.wake(again.address); // it may be mapped elsewhere by now: it asks again
             }

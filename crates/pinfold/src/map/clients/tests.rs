@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::ioctl::{Updater, ioctl};
 use rustix::mm::{
@@ -499,7 +500,7 @@ fn beside_a_broken_mirror() -> (Option<u8>, Vec<ClientEvent>) {
         mmap_anonymous(view, 4 * MIB, ProtFlags::READ, flags).unwrap();
     }
     let mut told = Vec::new();
-    clients.fault(id.0, guest.mapping().address + 9 * P, None).unwrap();
+    clients.fault(id.0, guest.mapping().address + 9 * P, Duration::ZERO).unwrap();
     // Ends: the page is read.
     while told.is_empty() && clients.stats().installed == 0 {
         told.extend(clients.work());

@@ -311,6 +311,10 @@ mutants! {
     RestForgotten,
     /// Each client may have as many pieces as all together.
     PiecesOfEach,
+    /// Reads ahead of a file that is served have as many worker threads as other reads.
+    AheadTakesAll,
+    /// Reads ahead for clients are begun however many reads are under way.
+    AheadUncounted,
     /// All reads that a client's faults wait for are begun at once.
     AllReadsBegun,
     /// A client is given up that waits where it moves its memory to, before the move is told.

@@ -21,6 +21,8 @@ use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
 use super::{Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
+#[cfg(all(feature = "serve", not(loom)))]
+use crate::base::threads::NotStarted;
 
 const CLOSED: &str = "none: the file is closed";
 
@@ -225,6 +227,14 @@ impl Backing {
         let started = guarded("start", || self.engine.start(&lane, &source, batch));
         batch.iter_mut().for_each(Request::forget_clock);
         started.map(drop)
+    }
+
+    /// From now on it is read for readers that do not trust each other, by requests: reads ahead
+    /// have few of the worker threads, and those that it may have are started. Error: the system
+    /// does not start them.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(crate) fn share_out(&self) -> Result<(), NotStarted> {
+        self.engine.share_out(&self.current.read().lane)
     }
 
     #[cfg(all(feature = "serve", not(loom)))]

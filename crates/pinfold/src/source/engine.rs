@@ -10,6 +10,8 @@ use super::request::Request;
 use super::ring::Ring;
 use super::shared::SharedSource;
 use super::under_way::{Call, Reads, UnderWay};
+#[cfg(all(feature = "serve", not(loom)))]
+use crate::base::threads::NotStarted;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
@@ -93,9 +95,15 @@ impl Engine {
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn at_once(&self, lane: &Lane) -> usize {
         match &self.ring {
-            Ok(ring) if !lane.is_alone() => ring.at_once(),
+            Ok(ring) if lane.has_queue() => ring.at_once(),
             _ => self.pool.at_once(),
         }
+    }
+
+    /// Readers of this lane that do not trust each other wait for its requests.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn share_out(&self, lane: &Lane) -> Result<(), NotStarted> {
+        self.pool.share_out(lane)
     }
 
     /// Starts requests of `batch` in order, as many as it can. One that is queued for the workers
@@ -108,11 +116,10 @@ impl Engine {
         batch: &mut Vec<Request>,
     ) -> io::Result<Start> {
         self.clock.watch(batch.iter());
-        match source.start(batch) {
-            Start::Unsupported => {
-                lane.set_alone();
-                self.pool.start(lane, source, batch)
-            }
+        let started = source.start(batch);
+        lane.set_has_queue(started != Start::Unsupported);
+        match started {
+            Start::Unsupported => self.pool.start(lane, source, batch),
             // Its queue is full, or it says that it took what it did not; but somebody waits.
             Start::Full | Start::Started if batch.iter().any(Request::is_awaited) => {
                 self.pool.start(lane, source, batch)

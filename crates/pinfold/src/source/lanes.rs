@@ -35,6 +35,8 @@ struct FileRequests<T> {
     slots: usize,
     demand: VecDeque<Job<T>>,
     ahead: VecDeque<Job<T>>,
+    /// Reads ahead, with a slot or without.
+    ahead_load: usize,
     /// How many went before the first of `ahead`.
     passed: u32,
 }
@@ -53,14 +55,21 @@ impl<T> Lanes<T> {
         self.files.get(&lane).map_or(0, |lane| lane.slots + lane.demand.len() + lane.ahead.len())
     }
 
+    /// How many of these nobody waits for.
+    pub(super) fn ahead_load(&self, lane: u64) -> usize {
+        self.files.get(&lane).map_or(0, |lane| lane.ahead_load)
+    }
+
     /// `begins`: its file gets one more slot, as [`Self::may_begin`] allows; otherwise it has one.
     pub(super) fn take(&mut self, number: u64, job: Job<T>, begins: bool) {
         let lane = self.files.entry(number).or_insert_with(|| FileRequests {
             slots: 0,
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
+            ahead_load: 0,
             passed: 0,
         });
+        lane.ahead_load += usize::from(!job.1.is_awaited());
         let queue = if job.1.is_awaited() { &mut lane.demand } else { &mut lane.ahead };
         queue.push_back(job);
         if begins {
@@ -87,10 +96,12 @@ impl<T> Lanes<T> {
         self.begun.len()
     }
 
-    /// A request is over. One that waits gets its file's slot.
-    pub(super) fn end(&mut self, lane: u64) {
+    /// A request is over, which somebody has waited for or not. One that waits gets its file's slot.
+    pub(super) fn end(&mut self, lane: u64, awaited: bool) {
         self.free += 1;
-        self.files.get_mut(&lane).expect("it had a slot").slots -= 1;
+        let of_lane = self.files.get_mut(&lane).expect("it had a slot");
+        of_lane.slots -= 1;
+        of_lane.ahead_load -= usize::from(!awaited);
         let waits = |lane: &u64| !self.files[lane].is_idle() && self.may_begin(*lane);
         let next = Some(lane).filter(waits).or_else(|| self.files.keys().copied().find(waits));
         if let Some(next) = next {
@@ -106,7 +117,12 @@ impl<T> Lanes<T> {
         for lane in self.files.values_mut() {
             for queue in [&mut lane.demand, &mut lane.ahead] {
                 for job in std::mem::take(queue) {
-                    if job.1.is_stopped() { stopped.push(job) } else { queue.push_back(job) }
+                    if job.1.is_stopped() {
+                        lane.ahead_load -= usize::from(!job.1.is_awaited());
+                        stopped.push(job);
+                    } else {
+                        queue.push_back(job);
+                    }
                 }
             }
         }

@@ -21,12 +21,12 @@ use super::request::{self, Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
 use crate::base::guarded::quietly;
+use crate::base::mutant::{self, Mutant};
 use crate::base::threads::{NotStarted, start};
 
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<PoolShared>,
-    #[cfg(all(feature = "serve", not(loom)))]
     workers_max: usize,
     lane_max: usize,
 }
@@ -34,24 +34,40 @@ pub(super) struct Pool {
 #[derive(Debug)]
 pub(super) struct Lane {
     number: u64,
-    /// The source has no queue of its own.
-    is_alone: AtomicBool,
+    /// The source has a queue of its own, as it has shown; if not, the workers read it.
+    has_queue: AtomicBool,
+    /// Its readers do not trust each other.
+    is_shared_out: AtomicBool,
 }
 
 impl Lane {
     pub(super) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // Relaxed: the numbers only have to differ.
-        Lane { number: NEXT.fetch_add(1, Ordering::Relaxed), is_alone: AtomicBool::new(false) }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Lane { number, has_queue: AtomicBool::new(false), is_shared_out: AtomicBool::new(false) }
     }
 
-    pub(super) fn set_alone(&self) {
-        self.is_alone.store(true, Ordering::Relaxed); // what is known of the source
+    pub(super) fn set_has_queue(&self, has_queue: bool) {
+        // Relaxed: what is known of the source.
+        if self.has_queue.load(Ordering::Relaxed) != has_queue {
+            self.has_queue.store(has_queue, Ordering::Relaxed);
+        }
+    }
+
+    /// See [`Pool::share_out`].
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn share_out(&self) {
+        self.is_shared_out.store(true, Ordering::Relaxed); // a limit, which orders nothing
+    }
+
+    fn is_shared_out(&self) -> bool {
+        self.is_shared_out.load(Ordering::Relaxed) // as above
     }
 
     #[cfg(all(feature = "serve", not(loom)))]
-    pub(super) fn is_alone(&self) -> bool {
-        self.is_alone.load(Ordering::Relaxed) // as above
+    pub(super) fn has_queue(&self) -> bool {
+        self.has_queue.load(Ordering::Relaxed) // as above
     }
 }
 
@@ -95,12 +111,7 @@ impl Pool {
             closing: false,
         });
         let shared = PoolShared { state, work: Condvar::new(), worker_is_free };
-        Self {
-            shared: Arc::new(shared),
-            #[cfg(all(feature = "serve", not(loom)))]
-            workers_max,
-            lane_max,
-        }
+        Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
     /// Takes requests off the front of `batch`, as many as the limits allow. Error: somebody waits
@@ -111,12 +122,15 @@ impl Pool {
         source: &SharedSource,
         batch: &mut Vec<Request>,
     ) -> io::Result<Start> {
+        let is_shared_out = lane.is_shared_out() && !mutant::on(Mutant::AheadTakesAll);
+        let ahead_max = if is_shared_out { self.shared_ahead_max() } else { self.lane_max };
         let (mut state, mut begun) = (self.shared.state.lock(), 0);
         let stoppable = request::take_front(batch, |request| {
-            let begins = !state.closing && self.may_begin(&mut state, lane.number);
+            let may = request.is_awaited() || state.lanes.ahead_load(lane.number) < ahead_max;
+            let begins = may && !state.closing && self.may_begin(&mut state, lane.number);
             let load = state.lanes.load(lane.number);
             let waits = load > 0 && (request.is_awaited() || load < self.lane_max);
-            if state.closing || !(begins || waits) {
+            if state.closing || !may || !(begins || waits) {
                 state.wanted |= request.is_awaited();
                 return Some(request);
             }
@@ -147,9 +161,28 @@ impl Pool {
         io::Error::new(io::ErrorKind::TimedOut, text)
     }
 
-    #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn at_once(&self) -> usize {
         (self.workers_max / 2).max(1)
+    }
+
+    /// So many reads ahead of a lane that is shared out are begun or wait: they are not counted as
+    /// those of the reader for whom they are, so all together leave most workers to what somebody
+    /// waits for.
+    fn shared_ahead_max(&self) -> usize {
+        (self.at_once() / 4).max(1)
+    }
+
+    /// Starts all workers that one lane may have. Readers of a lane that is shared out wait for the
+    /// workers alone, so these have to be there whatever the system gives later.
+    #[cfg(all(feature = "serve", not(loom)))]
+    pub(super) fn share_out(&self, lane: &Lane) -> Result<(), NotStarted> {
+        lane.share_out();
+        let mut state = self.shared.state.lock();
+        // Ends: each turn starts one.
+        while state.workers.len() < self.at_once() {
+            self.start_worker(&mut state)?;
+        }
+        Ok(())
     }
 
     /// Whether the lane may have one more worker and one is free; starts a thread if none is.
@@ -160,17 +193,15 @@ impl Pool {
         if state.idle > state.lanes.begun() {
             return true;
         }
+        state.not_started = self.start_worker(state).err();
+        state.not_started.is_none()
+    }
+
+    fn start_worker(&self, state: &mut PoolState) -> Result<(), NotStarted> {
         let shared = Arc::clone(&self.shared);
-        match start("pinfold-read", move || shared.work()) {
-            Ok(worker) => state.workers.push(worker),
-            Err(why) => {
-                state.not_started = Some(why);
-                return false;
-            }
-        }
-        state.not_started = None;
+        state.workers.push(start("pinfold-read", move || shared.work())?);
         state.idle += 1; // at once: it looks for work before it first waits
-        true
+        Ok(())
     }
 
     /// Waits until all accepted requests are finished.
@@ -211,11 +242,12 @@ impl PoolShared {
             };
             state.idle -= 1;
             drop(state);
+            let awaited = request.is_awaited();
             // Whatever panics, the lane keeps its worker.
             quietly("a request", || carry_out(source, request));
             state = self.state.lock();
             state.idle += 1;
-            state.lanes.end(lane);
+            state.lanes.end(lane, awaited);
             if state.lanes.begun() == 0 && std::mem::take(&mut state.wanted) {
                 drop(state);
                 (self.worker_is_free)();

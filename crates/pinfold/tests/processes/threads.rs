@@ -171,6 +171,36 @@ fn a_signal_handler_may_touch_a_map_and_does_not_run_on_the_threads_that_serve_i
 }
 
 #[test]
+#[cfg(feature = "serve")]
+fn a_file_that_is_served_has_its_threads_from_the_start_on() {
+    let name = "a_file_that_is_served_has_its_threads_from_the_start_on";
+    let signal = alone(module_path!(), name, || {
+        let options = Options { io_uring: false, ..Options::new(8 << 20) };
+        let cache = Cache::new(options.clone()).unwrap();
+        let attach = |cache: &Cache| {
+            cache.attach("file", Arc::new(Memory::new(vec![7; PAGES * PAGE]))).unwrap()
+        };
+        let (file, late) = (attach(&cache), Cache::new(options).unwrap());
+        let _clients = pinfold::Clients::new(&file).unwrap();
+        forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
+        let mut future = std::pin::pin!(file.get_async(3));
+        // Ends: a thread reads it, or it is told that there is none.
+        let read = loop {
+            match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(read) => break read,
+                Poll::Pending => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(read.unwrap()[0], 7);
+        let error = pinfold::Clients::new(&attach(&late)).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::System);
+        let text = error.to_string();
+        assert!(text.contains("cannot start the thread pinfold-read: Resource temp"), "{text}");
+    });
+    assert_eq!(signal, None);
+}
+
+#[test]
 fn futures_say_at_once_that_no_thread_can_be_started() {
     let signal = alone(module_path!(), "futures_say_at_once_that_no_thread_can_be_started", || {
         let mut options = Options::new(8 << 20);

@@ -218,7 +218,7 @@ fn who_comes_back_has_no_more_reads_than_who_stays() {
 const POOL_AT_ONCE: usize = 8;
 
 /// Whether a page can be read for somebody else while a client waits for many whose reads do not
-/// end.
+/// end, and while as many are read ahead for it as may be.
 fn reads_beside_hung_ones() -> bool {
     let half = 32 << 20;
     let (_cache, file, gate) = gated_from(2 * half, half);
@@ -232,8 +232,10 @@ fn reads_beside_hung_ones() -> bool {
     }
     let at_once = file.handle().mapping.backing.at_once();
     assert_eq!(at_once, POOL_AT_ONCE);
+    let ahead = if mutant::on(Mutant::AheadTakesAll) { POOL_AT_ONCE } else { POOL_AT_ONCE / 4 };
+    crate::access::many::will_need(file.handle(), (half + half / 2) / P..2 * half / P);
     let hung = || gate.waiting.load(Ordering::SeqCst);
-    while hung() < clients.jobs.len().min(at_once) {
+    while hung() < (clients.jobs.len() + ahead).min(at_once) {
         std::thread::yield_now();
     }
     others.fault(other.0, guests[1].mapping().address, Duration::ZERO).unwrap();
@@ -255,8 +257,50 @@ fn reads_beside_hung_ones() -> bool {
 #[test]
 fn who_waits_for_reads_that_hang_leaves_others_half_of_those_that_read() {
     assert!(reads_beside_hung_ones());
-    let caught = mutant::with(Some(Mutant::AllReadsBegun), reads_beside_hung_ones);
-    assert!(!caught, "the mutant does nothing");
+    for mutant in [Mutant::AllReadsBegun, Mutant::AheadTakesAll] {
+        let caught = mutant::with(Some(mutant), reads_beside_hung_ones);
+        assert!(!caught, "{mutant:?} does nothing");
+    }
+}
+
+/// Whether a client whose working set is in a part that does not answer is served in the others.
+fn served_beside_a_working_set_that_hangs() -> bool {
+    let half = 32 << 20;
+    let (_cache, file, gate) = gated_from(2 * half, half);
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let id = guest.add_to(&mut clients);
+    let first = half / P;
+    clients.install_ahead(id, &(0..64).map(|n| first + n * 32).collect());
+    let uncounted = mutant::on(Mutant::AheadUncounted);
+    let expected = if uncounted { POOL_AT_ONCE } else { POOL_AT_ONCE / 4 };
+    let hung = || gate.waiting.load(Ordering::SeqCst);
+    // Ends: so many are begun.
+    while hung() < expected {
+        clients.work();
+    }
+    clients.fault(id.0, guest.mapping().address, Duration::ZERO).unwrap();
+    // Ends: the page comes, if there is somebody left who reads it.
+    let comes = loop {
+        clients.work();
+        if clients.stats().installed > 0 || hung() >= POOL_AT_ONCE {
+            break clients.stats().installed > 0;
+        }
+    };
+    gate.open();
+    // Ends: all are read and installed.
+    while clients.stats().ahead > 0 || !clients.jobs.is_empty() {
+        clients.work();
+    }
+    assert!(clients.stats().installed_ahead > 0 && clients.turns.begun == 0);
+    comes
+}
+
+#[test]
+fn a_working_set_that_hangs_leaves_room_for_faults() {
+    assert!(served_beside_a_working_set_that_hangs());
+    let mutant = Some(Mutant::AheadUncounted);
+    assert!(!mutant::with(mutant, served_beside_a_working_set_that_hangs), "it does nothing");
 }
 
 /// How often it is looked when a client is due, in a hundred rounds beside so many idle clients.
@@ -335,7 +379,7 @@ fn who_waits_for_reads_of_others_goes_on_when_they_end() {
     assert_eq!(caught, [false; 2], "the mutant does nothing");
 }
 
-/// Reads that are kept after many clients have left for whom pages were read ahead.
+/// Jobs that are kept after many clients have left for whom pages were read ahead.
 fn left_ahead() -> usize {
     let (_cache, file, gate) = gated(64 << 20);
     let mut clients = Clients::new(&file).unwrap();
@@ -351,17 +395,23 @@ fn left_ahead() -> usize {
             clients.work();
         }
         clients.remove(id);
-        let kept = clients.turns.reads + clients.turns.ahead;
-        assert!(mutant::on(Mutant::AheadOfTheGone) || kept == 0);
+        assert_eq!(clients.turns.reads, 0);
+        assert_eq!(clients.turns.begun, POOL_AT_ONCE / 4);
     }
-    let kept = clients.jobs.len() + clients.completions.len();
+    let kept = clients.jobs.len();
+    assert_eq!(clients.completions.len(), POOL_AT_ONCE / 4);
     gate.open();
+    // Ends: what was begun is read.
+    while !clients.jobs.is_empty() {
+        clients.work();
+    }
+    assert_eq!(clients.turns.ahead, 0);
     kept
 }
 
 #[test]
-fn nothing_is_read_ahead_for_who_has_left() {
-    assert_eq!(left_ahead(), 0);
+fn no_read_ahead_is_begun_for_who_has_left() {
+    assert_eq!(left_ahead(), 1);
     let caught = mutant::with(Some(Mutant::AheadOfTheGone), left_ahead);
     assert!(caught >= turns::AHEAD_MAX, "the mutant does nothing: {caught}");
 }

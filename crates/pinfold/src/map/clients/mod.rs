@@ -217,7 +217,7 @@ struct ReadJob {
 #[derive(Debug)]
 enum ReadFor {
     Fault(u64),
-    /// Of pieces that are installed ahead: so many pages of them are waited for.
+    /// Of pieces that are installed ahead: so many parts of them are not read yet.
     Ahead(Arc<AheadPlan>, Range<usize>, usize),
 }
 
@@ -238,7 +238,8 @@ impl Clients {
     /// # Errors
     /// [`ErrorKind::Invalid`] if the cache has less than 8 MiB; [`ErrorKind::Busy`]
     /// if the program maps the file, which it cannot do any more after this;
-    /// [`ErrorKind::System`] if the system gives no memory file or no descriptor;
+    /// [`ErrorKind::System`] if the system gives no memory file, no descriptor, or no threads that
+    /// read where the source has no queue of its own;
     /// [`ErrorKind::Forked`].
     pub fn new(file: &File) -> Result<Self> {
         Self::of(Snapshot::new(file), None)
@@ -264,6 +265,7 @@ impl Clients {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
         let data = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
+        handle.mapping.backing.share_out().map_err(Cause::Thread)?;
         // Last, as it cannot be taken back.
         if !mirror.give_out() && !mutant::on(Mutant::MappedAndServed) {
             let (path, what) = (handle.mapping.path.clone(), "serve");
@@ -405,17 +407,24 @@ impl Clients {
         }
     }
 
-    /// Reads ahead for a client that has left: those that the source has not begun never are. Those
-    /// for faults go on: what they bring is likely to be wanted.
+    /// Reads ahead for a client that has left: those that were not begun never are. The others count
+    /// until they end.
     fn give_up_reads_ahead(&mut self, id: u64) {
-        let is_over = |job: &ReadJob| {
-            let is_ahead = matches!(job.what, ReadFor::Ahead(..));
-            job.client == id && is_ahead && !mutant::on(Mutant::AheadOfTheGone)
+        let turns = &mut self.turns;
+        let is_over = |number: u64, job: &mut ReadJob| match &mut job.what {
+            ReadFor::Ahead(_, _, left) if job.client == id => {
+                *left -= turns.give_up_ahead(number);
+                *left == 0
+            }
+            _ => false,
         };
-        let gone: HashMap<u64, ReadJob> = self.jobs.extract_if(|_, job| is_over(job)).collect();
-        if !gone.is_empty() {
-            self.turns.change(|it| it.ahead -= gone.len());
-            self.completions.keep(|job| !gone.contains_key(&job));
+        if mutant::on(Mutant::AheadOfTheGone) {
+            return;
+        }
+        let mut is_over = is_over;
+        let gone = self.jobs.extract_if(|&number, job| is_over(number, job)).count();
+        if gone > 0 {
+            self.turns.change(|it| it.ahead -= gone);
         }
     }
 

@@ -13,13 +13,12 @@ use super::error::{ClientError, ClientResult};
 use super::foreign::{self, Message};
 use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX, TURN};
 use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
-use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
 use crate::file::completions::Completion;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::around;
-use crate::pages::reclaim;
+use crate::pages::{fill, reclaim};
 
 /// The most reads that are given to clients in one round.
 const COMPLETIONS_MAX: usize = 256;
@@ -318,16 +317,31 @@ impl Clients {
     }
 
     /// Begins reads that faults wait for: so many that half of what the source carries out at a time
-    /// is left to others. A part of it that is slow, or that does not answer, keeps no more.
+    /// is left to others. A part of it that is slow, or that does not answer, keeps no more. Of what
+    /// is read ahead, the half of that is begun.
     pub(super) fn begin_reads(&mut self) {
-        let most = self.snapshot.file.handle().mapping.backing.at_once() / 2;
+        let most = (self.snapshot.file.handle().mapping.backing.at_once() / 2).max(1);
         // Ends: each turn begins one.
-        while let Some((id, page)) = self.turns.begin_read(most.max(1)) {
+        while let Some((id, page)) = self.turns.begin_read(most) {
             let client = self.clients.get(&id).expect("no reads are left of who has left");
             self.last_job += 1;
             self.jobs.insert(self.last_job, ReadJob { client: id, what: ReadFor::Fault(page) });
             around::begin(client.file.handle(), page, self.snapshot.around(page));
             self.completions.read_at(&client.file, vec![0], page << PAGE_SHIFT, self.last_job);
+        }
+        // Ends: as above.
+        while let Some((number, pages)) = self.turns.begin_ahead(most) {
+            // By the file's common handle, so that the client's has the order of its faults alone.
+            let file = &self.snapshot.file;
+            let (page, rest) = fill::start_first(file.handle(), pages);
+            self.completions.read_at(file, vec![0], page << PAGE_SHIFT, number);
+            if !rest.is_empty()
+                && let Some(ReadJob { what: ReadFor::Ahead(_, _, left), .. }) =
+                    self.jobs.get_mut(&number)
+            {
+                *left += 1;
+                self.turns.goes_on_ahead(number, rest);
+            }
         }
     }
 
@@ -344,16 +358,19 @@ impl Clients {
                 && *left > 1
             {
                 *left -= 1;
+                self.turns.end_ahead();
+                self.begin_reads();
                 continue;
             }
             let ReadJob { client: id, what } = job.remove();
             match what {
-                ReadFor::Fault(_) => {
-                    self.turns.end_read();
-                    self.begin_reads();
+                ReadFor::Fault(_) => self.turns.end_read(),
+                ReadFor::Ahead(..) => {
+                    self.turns.end_ahead();
+                    self.turns.change(|it| it.ahead -= 1);
                 }
-                ReadFor::Ahead(..) => self.turns.change(|it| it.ahead -= 1),
             }
+            self.begin_reads();
             let Some(client) = self.clients.get_mut(&id) else { continue }; // it has left
             let came = match what {
                 ReadFor::Fault(page) => Came::Page(page),
@@ -457,25 +474,21 @@ impl Clients {
         }
         let Some(pieces) = ahead.next() else { return Ok(()) };
         let plan = ahead.plan.clone();
-        let mut wanted = Vec::new();
+        let mut parts = Vec::new();
         for piece in plan.pieces(pieces.clone()) {
             let absent = self.install_piece(id, piece)?;
-            wanted.extend(self.begin_to_read(&absent));
+            parts.extend(self.parts_to_read(&absent));
         }
-        if !wanted.is_empty() {
+        if !parts.is_empty() {
             if let Some(ahead) = self.clients.get_mut(&id).and_then(|it| it.ahead.as_mut()) {
                 ahead.reads += 1;
             }
             self.last_job += 1;
-            let what = ReadFor::Ahead(plan, pieces, wanted.len());
+            let what = ReadFor::Ahead(plan, pieces, parts.len());
             self.turns.ahead += 1;
             self.jobs.insert(self.last_job, ReadJob { client: id, what });
-            // By the file's common handle, so that the client's has the order of its faults alone.
-            let file = &self.snapshot.file;
-            let _ = many::prefetch(file.handle(), &wanted); // else each is read by itself
-            for page in wanted {
-                self.completions.read_at(file, vec![0], page << PAGE_SHIFT, self.last_job);
-            }
+            self.turns.read_ahead(self.last_job, parts);
+            self.begin_reads();
         }
         Ok(())
     }
@@ -498,28 +511,15 @@ impl Clients {
         Ok(absent)
     }
 
-    /// Begins to read the absent pages of a piece, with what is between them, as long as memory is
-    /// plenty. Returns those that are to be waited for: of each folio one.
-    fn begin_to_read(&self, absent: &[u64]) -> Vec<u64> {
-        let handle = self.snapshot.file.handle();
-        let [first, .., last] = *absent else { return absent.to_vec() };
-        if !around::is_room(&handle.core) {
-            return absent.to_vec();
+    /// What is read for the absent pages of a piece: as long as memory is plenty, what is between
+    /// them, too.
+    fn parts_to_read(&self, absent: &[u64]) -> Vec<Range<u64>> {
+        let (Some(first), Some(last)) = (absent.first(), absent.last()) else { return Vec::new() };
+        if around::is_room(&self.snapshot.file.handle().core) {
+            return self.snapshot.data(*first..last + 1);
         }
-        for part in self.snapshot.data(first..last + 1) {
-            many::will_need(handle, part);
-        }
-        let mut folio_end = 0;
-        let mut wanted = absent.to_vec();
-        wanted.retain(|&page| {
-            let is_new = page >= folio_end;
-            if is_new && let Some(held) = handle.core.hold(&handle.mapping, page) {
-                let identity = held.frame().identity();
-                folio_end = identity.pages().end;
-            }
-            is_new
-        });
-        wanted
+        let adjacent = absent.chunk_by(|one, next| one + 1 == *next);
+        adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
     }
 
     pub(super) fn pieces_came(

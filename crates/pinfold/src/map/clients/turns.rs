@@ -9,6 +9,7 @@
 //! back.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::base::mutant::{self, Mutant};
@@ -28,16 +29,21 @@ pub(super) const READS_MAX: usize = 64;
 /// The most turns whose reads ahead are under way.
 pub(super) const AHEAD_MAX: usize = 8;
 
+/// The most reads that are under way when one is begun ahead.
+const AHEAD_READS_MAX: usize = 32;
+
 /// The clients that have something to do, and what all have together.
 #[derive(Debug, Default)]
 pub(super) struct ClientTurns {
     ready: VecDeque<u64>,
     /// Reads that faults wait for, also of clients that have left.
     pub(super) reads: usize,
-    /// Of these, the ones that were begun.
+    /// Reads that were begun: of these, and ahead.
     pub(super) begun: usize,
-    /// The others: the client, and the page.
+    /// Those of `reads` that were not: the client, and the page.
     unbegun: VecDeque<(u64, u64)>,
+    /// What is to be read ahead, and is not begun: the job, and the pages.
+    unbegun_ahead: VecDeque<(u64, Range<u64>)>,
     /// Turns whose reads ahead are under way.
     pub(super) ahead: usize,
     /// Pieces of what was installed, and of what clients have removed.
@@ -106,10 +112,40 @@ impl ClientTurns {
     }
 
     pub(super) fn end_read(&mut self) {
-        self.change(|it| {
-            it.reads = it.reads.saturating_sub(1);
-            it.begun = it.begun.saturating_sub(1);
-        });
+        self.change(|it| it.reads = it.reads.saturating_sub(1));
+        self.begun = self.begun.saturating_sub(1);
+    }
+
+    pub(super) fn read_ahead(&mut self, job: u64, parts: impl IntoIterator<Item = Range<u64>>) {
+        self.unbegun_ahead.extend(parts.into_iter().map(|part| (job, part)));
+    }
+
+    /// The next read ahead to begin: the job, and the pages. So that the faults of any page find
+    /// room, no more are begun beside other reads than half as many as `most` of these.
+    pub(super) fn begin_ahead(&mut self, most: usize) -> Option<(u64, Range<u64>)> {
+        let most = (most / 2).clamp(1, AHEAD_READS_MAX);
+        if self.begun >= most && !mutant::on(Mutant::AheadUncounted) {
+            return None;
+        }
+        let next = self.unbegun_ahead.pop_front()?;
+        self.begun += 1;
+        Some(next)
+    }
+
+    /// The rest of what was begun.
+    pub(super) fn goes_on_ahead(&mut self, job: u64, rest: Range<u64>) {
+        self.unbegun_ahead.push_front((job, rest));
+    }
+
+    pub(super) fn end_ahead(&mut self) {
+        self.begun = self.begun.saturating_sub(1);
+    }
+
+    /// Nothing more is begun for the job. Returns how many parts would have been.
+    pub(super) fn give_up_ahead(&mut self, job: u64) -> usize {
+        let before = self.unbegun_ahead.len();
+        self.unbegun_ahead.retain(|&(of, _)| of != job);
+        before - self.unbegun_ahead.len()
     }
 
     /// A client has left, with so many pieces: no read is begun any more for it.

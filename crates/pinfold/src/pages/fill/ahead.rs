@@ -90,6 +90,29 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     start_around(reader, from, plan, None);
 }
 
+/// Begins to read the first absent pages of `pages`, by one request, for which somebody waits; not
+/// if there is no memory at once. Returns the first of them, or of `pages`, and what is behind.
+#[cfg(all(feature = "serve", not(loom)))]
+pub(crate) fn start_first(reader: &Handle, pages: Range<u64>) -> (u64, Range<u64>) {
+    let absent = {
+        let mut changing = reader.mapping.change();
+        changing.writer(&reader.core.nodes).next_absent(pages.clone())
+    };
+    let Some(start) = absent else { return (pages.start, pages.end..pages.end) };
+    let window = reader.stream.window_pages().max(1);
+    let end = ((start / window + 1) * window).min(pages.end);
+    let batch = prepare(reader, start, end, For::Nobody);
+    let Some((batch, end_of_batch)) = batch.ok().and_then(|it| it.end().map(|end| (it, end)))
+    else {
+        return (start, end..pages.end);
+    };
+    reader.core.counters.add(Event::Readahead, batch.folios() as u64);
+    let mut requests = vec![batch.request().awaited()];
+    reader.mapping.backing.submit(&mut requests);
+    give_up(requests);
+    (start, end_of_batch..pages.end)
+}
+
 /// What is read with the page `wanted` goes before other reads ahead.
 pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();

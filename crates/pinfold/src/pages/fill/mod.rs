@@ -38,6 +38,8 @@ use crate::pages::pressure::Refused;
 use crate::pages::stream::Plan;
 #[cfg(feature = "map")]
 pub(crate) use ahead::start_around;
+#[cfg(all(feature = "serve", not(loom)))]
+pub(crate) use ahead::start_first;
 pub(crate) use ahead::{end_ahead, give_up, plan, read_further, start_ahead};
 pub(crate) use alone::WantedPages;
 pub(crate) use landing::{FillBatch, Filling, For};

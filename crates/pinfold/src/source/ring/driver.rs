@@ -330,8 +330,10 @@ impl Driver {
         }
         let mut state = self.shared.state.lock();
         state.taken -= ended.len();
-        for file in ended.iter().filter_map(|(file, ..)| file.as_ref()) {
-            state.lanes.end(lane_of(file));
+        for (file, request, _) in &ended {
+            if let Some(file) = file {
+                state.lanes.end(lane_of(file), request.is_awaited());
+            }
         }
         drop(state);
         wait::together(|| {

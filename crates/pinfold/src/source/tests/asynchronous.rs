@@ -529,7 +529,7 @@ fn one_of_eight_is_a_read_ahead_if_any_waits() {
         }
         assert_eq!(lanes.next_begun().expect("it began").1.offset(), 99);
         let next = |_| {
-            lanes.end(1);
+            lanes.end(1, true);
             lanes.next_begun().expect("one waits").1.offset()
         };
         (0..20).map(next).collect()

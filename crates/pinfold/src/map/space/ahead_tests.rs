@@ -57,9 +57,10 @@ fn what_mapped_accesses_skip_is_not_read_ahead() {
     assert!(blind > 1.5, "the mutant does nothing: {blind}");
 }
 
+/// How many depends on what is evicted before it is accessed, and so on other threads: seen are 229
+/// to 362, with samples and without. Where nobody saw what is used, a read would have 16 pages.
 #[test]
 fn what_mapped_accesses_scan_is_read_in_few_reads() {
     let (read, calls) = read_for(0..8000);
-    let (_, blind) = mutant::with(Some(Mutant::MapsUseAll), || read_for(0..8000));
-    assert!(read < 1.2 && calls < 500 && calls <= blind + blind / 4, "{read} {calls} {blind}");
+    assert!(read < 1.2 && calls < 450, "{read} {calls}");
 }

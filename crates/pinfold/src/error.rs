@@ -99,7 +99,7 @@ impl Error {
         &self.0
     }
 
-    /// The same error for the page that begins at `begin`.
+    /// This error for the page that begins at `begin`.
     pub(crate) fn of_page_at(&self, begin: u64) -> Error {
         let mut cause = self.cause().clone();
         let Cause::NoMemory { offset, .. } = &mut cause else { return self.clone() };

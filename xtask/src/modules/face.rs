@@ -57,8 +57,8 @@ impl Face {
         told
     }
 
-    /// A line for each item without a row in the document, and for each row without an item. A row's
-    /// first cell is the item's path in backticks.
+    /// A line for each item without a row in the document, and for each row without an item. A
+    /// row's first cell is the item's path in backticks.
     pub(super) fn not_as_told(&self, text: &str) -> String {
         let cell = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
         let rows: Vec<String> = text.lines().filter_map(cell).collect();

@@ -455,8 +455,8 @@ pub(super) fn is_left_out(attributes: &[Attribute], features: &Features<'_>) -> 
     })
 }
 
-/// Whether a condition holds where `test`, `loom` and `shuttle` are not set, and these features are on
-/// or off; nothing if it may or may not.
+/// Whether a condition holds where `test`, `loom` and `shuttle` are not set, and these features are
+/// on or off; nothing if it may or may not.
 fn holds(condition: &Meta, features: &Features<'_>) -> Option<bool> {
     if let Meta::NameValue(pair) = condition
         && let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(name), .. }) = &pair.value

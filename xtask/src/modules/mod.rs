@@ -44,8 +44,8 @@ const FACE_MAX: (usize, usize) = (45, 110);
 /// Crates in which types may share a name.
 const HOMONYMS: [&str; 2] = ["crates/pinfold-cli", "kernel/lab"];
 
-/// Files whose types stand in for those of the same names: std's locks, where no model runs; and what
-/// a cache has without maps.
+/// Files whose types stand in for those of the same names: std's locks, where no model runs; and
+/// what a cache has without maps.
 const STAND_INS: [&str; 2] =
     ["crates/pinfold/src/base/sync/locks.rs", "crates/pinfold/src/mapped/none.rs"];
 
@@ -70,19 +70,19 @@ const PROSE: [&str; 5] = ["README.md", "crates", "docs", "fuzz", "xtask/src/main
 /// What only tests and models have (a cfg that needs `test`, `loom` or `shuttle`) is left out.
 ///
 /// No two types, traits or aliases of a crate have the same name. Left out are programs that are
-/// made of many small ones: crates/pinfold-cli and kernel/lab, whose benchmarks and tests know nothing
-/// of each other.
+/// made of many small ones: crates/pinfold-cli and kernel/lab, whose benchmarks and tests know
+/// nothing of each other.
 ///
-/// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at the
-/// crate's root has one of its own files. Each module stands in a row, and imports only from rows
-/// below its own. And each Rust file that a comment or document names is there.
+/// crates/pinfold has floors: docs/design.md has their picture, and the mod.rs of each folder at
+/// the crate's root has one of its own files. Each module stands in a row, and imports only from
+/// rows below its own. And each Rust file that a comment or document names is there.
 ///
 /// docs/face.md has every public item of crates/pinfold in a table; there may be only so many, with
 /// so many functions.
 ///
-/// Outside of the folders with mapped memory, no line of crates/pinfold has its words (mirror, swap, lent,
-/// own memory): the cache proper knows of it by `pages/outside.rs` alone. And the command prints how
-/// many lines the cache has, without maps and with all.
+/// Outside of the folders with mapped memory, no line of crates/pinfold has its words (mirror,
+/// swap, lent, own memory): the cache proper knows of it by `pages/outside.rs` alone. And the
+/// command prints how many lines the cache has, without maps and with all.
 #[derive(Debug, Default, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ModulesArgs {

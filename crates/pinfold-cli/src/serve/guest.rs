@@ -273,8 +273,8 @@ impl Drop for Guest {
     }
 }
 
-/// A new private mapping of the file, or anonymous memory. Nobody changes pages of the file that are
-/// there.
+/// A new private mapping of the file, or anonymous memory. Nobody changes pages of the file that
+/// are there.
 fn map(bytes: usize, file: Option<&OwnedFd>) -> Result<NonNull<u8>> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);

@@ -136,9 +136,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a file, or goes on with the one that is there. Also with the pages that it has. As long
-    /// as it is open, no other process has it: by flock(2), whose lock stays if another descriptor
-    /// of the file is closed, as by [`read`].
+    /// Begins a file, or goes on with the one that is there. Also with the pages that it has. As
+    /// long as it is open, no other process has it: by flock(2), whose lock stays if another
+    /// descriptor of the file is closed, as by [`read`].
     ///
     /// # Errors
     /// As for [`read`]; it cannot be written; another server writes it.
@@ -222,8 +222,8 @@ impl SeenPages {
 pub struct Recording {
     /// What the file has had before, in the order of the pages: runs, as they may be of any length.
     known: Vec<Range<u64>>,
-    /// What else was touched since the start: no page waits for the thread twice, however long a write
-    /// takes.
+    /// What else was touched since the start: no page waits for the thread twice, however long a
+    /// write takes.
     seen: Mutex<SeenPages>,
     touched: Sender<Vec<u64>>,
     has_ended: Arc<AtomicBool>,

@@ -34,8 +34,8 @@ pub(super) struct Arena {
 
 /// Which huge pages of the arena have been used, and which are forbidden, a bit each. Threads that
 /// touch one for the first time at the same moment are each charged a whole one until one of them
-/// wins: 32 threads can exceed the budget by 64 MiB for a moment. So the first thread that allocates
-/// frames in it touches it, and the others wait.
+/// wins: 32 threads can exceed the budget by 64 MiB for a moment. So the first thread that
+/// allocates frames in it touches it, and the others wait.
 #[derive(Debug)]
 struct TouchedHugePages {
     blocks: Box<[AtomicU64]>,

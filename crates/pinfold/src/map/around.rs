@@ -1,8 +1,8 @@
-//! Reading around an absent page of a mapped access: the absent pages of the aligned 128 KiB, as Linux
-//! does by default; but only as long as that displaces nothing, and unless the program has said how
-//! it reads. Of a file that does not fit in the cache, three quarters of the block have to be cached
-//! already. Best effort: who wants one of these pages and does not get it reads it alone, and sees
-//! the error.
+//! Reading around an absent page of a mapped access: the absent pages of the aligned 128 KiB, as
+//! Linux does by default; but only as long as that displaces nothing, and unless the program has
+//! said how it reads. Of a file that does not fit in the cache, three quarters of the block have to
+//! be cached already. Best effort: who wants one of these pages and does not get it reads it alone,
+//! and sees the error.
 
 use std::ops::Range;
 

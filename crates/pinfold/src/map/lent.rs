@@ -189,8 +189,9 @@ pub(super) fn keep_some_free(core: &Core) {
     }
 }
 
-/// Makes a lent run a run of the arena again, if the arena has not enough free, the other lent runs have
-/// enough free for what is in it, and one of a few can be emptied, or nearly. That copies nothing.
+/// Makes a lent run a run of the arena again, if the arena has not enough free, the other lent runs
+/// have enough free for what is in it, and one of a few can be emptied, or nearly. That copies
+/// nothing.
 ///
 /// Who uses lent memory keeps some free: else what a program has just given up could go to the
 /// arena, and its next store would find nothing.

@@ -6,9 +6,9 @@
 //!
 //! Accesses through a map are not seen. So when the policy offers a mapped folio, the pages of its
 //! piece are taken out of the page tables alone, and the piece waits
-//! ([`Pieces`](crate::mapped::pieces)) until enough others do. What was mapped again meanwhile stays,
-//! as does what was used by other ways in; the rest is evicted: Corbató's second chance ("A paging
-//! experiment with the Multics system", 1968).
+//! ([`Pieces`](crate::mapped::pieces)) until enough others do. What was mapped again meanwhile
+//! stays, as does what was used by other ways in; the rest is evicted: Corbató's second chance ("A
+//! paging experiment with the Multics system", 1968).
 
 use pinfold_policy::{Answer, Sweep};
 

@@ -114,8 +114,8 @@ impl Pieces {
         self.0.lock().has(piece)
     }
 
-    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if some of it is
-    /// here already.
+    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if some of
+    /// it is here already.
     pub(crate) fn add(&self, piece: &Piece, pages: u64) -> bool {
         let mut known = self.0.lock();
         if known.has(piece) {

@@ -152,8 +152,8 @@ pub(crate) fn repeat(
     Ok(())
 }
 
-/// Puts whole pages from `from` into absent ones. Each page is there with all of its bytes or not at
-/// all. Nobody is woken.
+/// Puts whole pages from `from` into absent ones. Each page is there with all of its bytes or not
+/// at all. Nobody is woken.
 ///
 /// # Errors
 /// A page is there (`EEXIST`), or there is no memory: the pages before it have come.

@@ -96,7 +96,8 @@ impl<T> Lanes<T> {
         self.begun.len()
     }
 
-    /// A request is over, which somebody has waited for or not. One that waits gets its file's slot.
+    /// A request is over, which somebody has waited for or not. One that waits gets its file's
+    /// slot.
     pub(super) fn end(&mut self, lane: u64, awaited: bool) {
         self.free += 1;
         let of_lane = self.files.get_mut(&lane).expect("it had a slot");

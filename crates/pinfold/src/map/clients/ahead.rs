@@ -1,6 +1,6 @@
 //! Pages that are installed in a client's memory before it asks for them, cut into *pieces*: of an
-//! aligned 1 MiB the pages that lie near each other. As long as memory is plenty, a piece is read as
-//! a whole, with what is between its pages. Pieces come in the order of their first touches.
+//! aligned 1 MiB the pages that lie near each other. As long as memory is plenty, a piece is read
+//! as a whole, with what is between its pages. Pieces come in the order of their first touches.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! One client: its memory, the faults that wait in it, and what is put there, by the kind of region:
+//! One client: its memory, the faults that wait in it, and what is put there, by the kind of
+//! region:
 //!
 //! | the page | `Shared` | `Private` |
 //! |---|---|---|
@@ -466,7 +467,8 @@ impl Client {
         self.again.front().map_or(look, |again| again.at.min(look))
     }
 
-    /// Looks from time to time whether its memory is still there, which its connection does not say.
+    /// Looks from time to time whether its memory is still there, which its connection does not
+    /// say.
     pub(super) fn look_whether_it_lives(&mut self) -> ClientResult {
         if self.looked_at.elapsed() < LOOK {
             return Ok(());
@@ -491,8 +493,8 @@ struct PageAsked {
 }
 
 impl PageAsked {
-    /// The part of the region that may be installed: of an aligned block of `most` pages, what is in
-    /// `within`.
+    /// The part of the region that may be installed: of an aligned block of `most` pages, what is
+    /// in `within`.
     fn bounds(&self, most: u64) -> Range<u64> {
         let (region, within, block) = (&self.region, &self.within, self.page / most * most);
         let (first, end) = (region.first, region.first + region.pages);

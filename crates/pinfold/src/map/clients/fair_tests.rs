@@ -176,8 +176,8 @@ fn more_clients_get_no_more_pieces() {
     assert!(caught > client::REMOVED_MAX * 2, "the mutant does nothing: {caught}");
 }
 
-/// How many reads are under way for clients that come one after the other, and leave with as many as
-/// they may have.
+/// How many reads are under way for clients that come one after the other, and leave with as many
+/// as they may have.
 fn come_back() -> usize {
     let (_cache, file, gate) = gated(64 << 20);
     let mut clients = Clients::new(&file).unwrap();

@@ -1,6 +1,6 @@
 //! A userfaultfd that another process has sent: its messages, and the calls that put pages into
-//! that process's memory. The process is not trusted: what is checked here is that the descriptor is
-//! a userfaultfd, and that reading it cannot block, whatever its owner does to it meanwhile.
+//! that process's memory. The process is not trusted: what is checked here is that the descriptor
+//! is a userfaultfd, and that reading it cannot block, whatever its owner does to it meanwhile.
 
 use std::io::IoSliceMut;
 use std::ops::Range;

@@ -27,8 +27,8 @@
 //!
 //! A fault rests while its client is changing its memory, and while there is no room in the mirror.
 //!
-//! No state has a thread. While faults wait for too many reads (`READS_MAX`), no client is asked for
-//! more. Faults that rest do not count: what they wait for may be that the client is heard.
+//! No state has a thread. While faults wait for too many reads (`READS_MAX`), no client is asked
+//! for more. Faults that rest do not count: what they wait for may be that the client is heard.
 //!
 //! # No allocation
 //!
@@ -45,9 +45,9 @@
 //! # What is not trusted
 //!
 //! All that a client says, and what is in the mirror: a client can make pages of zeros there, by
-//! touching them through a mapping that it has not registered. So a page is installed only while the
-//! index says that it is lent, and under a reference. A page that cannot be lent because of that is
-//! copied to whoever wants it. And no file is both served and mapped by the program
+//! touching them through a mapping that it has not registered. So a page is installed only while
+//! the index says that it is lent, and under a reference. A page that cannot be lent because of
+//! that is copied to whoever wants it. And no file is both served and mapped by the program
 //! (`Mirror::give_out`).
 
 mod ahead;
@@ -333,8 +333,8 @@ impl Clients {
     }
 
     /// Serves another client from now on. `uffd` is its userfaultfd, which has to be in
-    /// non-blocking mode and stays so. Threads of it that wait for pages ask again: so a client that
-    /// was served by somebody else can be taken over.
+    /// non-blocking mode and stays so. Threads of it that wait for pages ask again: so a client
+    /// that was served by somebody else can be taken over.
     ///
     /// All clients together have at most 64 reads for faults under way; those for a client that has
     /// left count until they end.
@@ -367,7 +367,8 @@ impl Clients {
     /// the end are left out.
     ///
     /// Pages of an aligned 1 MiB that lie near each other are installed together. As long as an
-    /// eighth of the budget is unused, they come by one read, with up to 64 KiB between two of them.
+    /// eighth of the budget is unused, they come by one read, with up to 64 KiB between two of
+    /// them.
     ///
     /// Cost: sorts the pages, unless the last call had the same ones (the same `Arc`). Without such
     /// a client, it does that alone.
@@ -407,8 +408,8 @@ impl Clients {
         }
     }
 
-    /// Reads ahead for a client that has left: those that were not begun never are. The others count
-    /// until they end.
+    /// Reads ahead for a client that has left: those that were not begun never are. The others
+    /// count until they end.
     fn give_up_reads_ahead(&mut self, id: u64) {
         let turns = &mut self.turns;
         let is_over = |number: u64, job: &mut ReadJob| match &mut job.what {

@@ -316,9 +316,9 @@ impl Clients {
         }
     }
 
-    /// Begins reads that faults wait for: so many that half of what the source carries out at a time
-    /// is left to others. A part of it that is slow, or that does not answer, keeps no more. Of what
-    /// is read ahead, the half of that is begun.
+    /// Begins reads that faults wait for: so many that half of what the source carries out at a
+    /// time is left to others. A part of it that is slow, or that does not answer, keeps no more.
+    /// Of what is read ahead, the half of that is begun.
     pub(super) fn begin_reads(&mut self) {
         let most = (self.snapshot.file.handle().mapping.backing.at_once() / 2).max(1);
         // Ends: each turn begins one.

@@ -58,7 +58,7 @@ fn what_mapped_accesses_skip_is_not_read_ahead() {
 }
 
 /// How many depends on what is evicted before it is accessed, and so on other threads: seen are 229
-/// to 362, with samples and without. Where nobody saw what is used, a read would have 16 pages.
+/// to 362, with samples and without. Where all that is used counts as unused, there are thousands.
 #[test]
 fn what_mapped_accesses_scan_is_read_in_few_reads() {
     let (read, calls) = read_for(0..8000);

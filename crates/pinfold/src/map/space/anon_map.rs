@@ -22,16 +22,16 @@ use crate::source::Hint;
 /// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
 /// ([`Space::map_private`](crate::Space::map_private)).
 ///
-/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it. Offsets of
-/// its calls count from its start.
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it. Offsets
+/// of its calls count from its start.
 ///
 /// # Where the bytes are
 ///
-/// A page takes memory of the budget once it is touched, like a cached page of a file, and the cache
-/// evicts whichever is used least. What was stored to since it was last written goes to the swap
-/// ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory, unless it is all
-/// zeros. The next access brings it back, with pages that follow, if they lie together in the swap
-/// and the pages before were touched, too.
+/// A page takes memory of the budget once it is touched, like a cached page of a file, and the
+/// cache evicts whichever is used least. What was stored to since it was last written goes to the
+/// swap ([`Options::swap_bytes`](crate::Options::swap_bytes)) before it leaves memory, unless it is
+/// all zeros. The next access brings it back, with pages that follow, if they lie together in the
+/// swap and the pages before were touched, too.
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
 /// leave the budget, an access to a further page fails with [`ErrorKind::NoMemory`] after 2
@@ -293,8 +293,8 @@ impl AnonMap {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`]; [`ErrorKind::Forked`]; [`ErrorKind::System`] if the program has sealed
-    /// a page (mseal(2)), which the error names: what is sealed keeps its bytes, and the other pages
-    /// are forgotten.
+    /// a page (mseal(2)), which the error names: what is sealed keeps its bytes, and the other
+    /// pages are forgotten.
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
         self.check("discard", &range)?;
         if range.is_empty() {

@@ -1,6 +1,6 @@
-//! What faults of maps are compared with: the lock of the whole space, as the kernel has, locks that
-//! are kept while a page is read, and how long threads wait for locks. Feature `testing`; without
-//! it, `not_compared.rs` stands in.
+//! What faults of maps are compared with: the lock of the whole space, as the kernel has, locks
+//! that are kept while a page is read, and how long threads wait for locks. Feature `testing`;
+//! without it, `not_compared.rs` stands in.
 //!
 //! Nothing is timed that does not wait: a lock that is free costs one addition here.
 
@@ -195,7 +195,7 @@ pub(crate) fn read<T>(lock: &RwLock<T>) -> (RwLockReadGuard<'_, T>, Waited) {
     timed(lock.try_read(), || lock.read())
 }
 
-/// The same for writing.
+/// As [`read`], for writing.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> (RwLockWriteGuard<'_, T>, Waited) {
     timed(lock.try_write(), || lock.write())
 }

@@ -16,8 +16,8 @@
 //! | failed | read | the page cannot be read, and the generation is still the same | as for mmap(2): a signal |
 //!
 //! `lock` is the map's own: a fault lets go of it before it brings, and comes back by *retries*. To
-//! compare with other ways (`compared.rs`), *retries* also takes the lock of the whole space, before
-//! the map's, or the page is brought under the locks that the fault has.
+//! compare with other ways (`compared.rs`), *retries* also takes the lock of the whole space,
+//! before the map's, or the page is brought under the locks that the fault has.
 //!
 //! A page that needs no read is seldom waited for by way of *retries*: `look` itself waits for the
 //! thread that is just putting it there, though a task only for a moment. What was brought is kept
@@ -26,8 +26,8 @@
 //! # Why it ends
 //!
 //! *retries* finds a page absent only if it left its file since it was brought, or if another
-//! page's owner got its place. After [`RETRIES_MAX`] times the access is repeated all the same: it is
-//! a new fault then.
+//! page's owner got its place. After [`RETRIES_MAX`] times the access is repeated all the same: it
+//! is a new fault then.
 
 use super::compared::Compared;
 use super::stats::{SpaceCounters, SpaceStats};
@@ -121,9 +121,9 @@ pub(crate) fn serve<'v, T: Target + 'v>(
     now(serve_access(address, by, FaultAccess::Load, Some(Waiter::Thread), find))
 }
 
-/// Serves an access at `address`, whose record `find` gives. A signal for a map whose faults come as
-/// messages says that its page is poisoned. Without a waiter nobody waits: an access to a page that
-/// is on its way is repeated.
+/// Serves an access at `address`, whose record `find` gives. A signal for a map whose faults come
+/// as messages says that its page is poisoned. Without a waiter nobody waits: an access to a page
+/// that is on its way is repeated.
 pub(crate) async fn serve_access<'v, T: Target + 'v>(
     address: usize,
     by: Ask,

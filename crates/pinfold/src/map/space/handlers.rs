@@ -14,8 +14,8 @@
 //! # A thread that ends
 //!
 //! Whoever faults would wait for it for ever. So it waits for one descriptor, an epoll(7), which
-//! works whatever limit of descriptors the program sets (`RLIMIT_NOFILE`); and a panic of the thread
-//! ends the process.
+//! works whatever limit of descriptors the program sets (`RLIMIT_NOFILE`); and a panic of the
+//! thread ends the process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;

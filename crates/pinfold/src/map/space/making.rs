@@ -38,9 +38,9 @@ pub struct SpaceOptions {
     pub handlers: usize,
 }
 
-/// Where files of one cache are mapped into the program's memory ([`map_file`](Self::map_file)), and
-/// where the program has memory of its own under the cache's budget, which is written to a swap where
-/// others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
+/// Where files of one cache are mapped into the program's memory ([`map_file`](Self::map_file)),
+/// and where the program has memory of its own under the cache's budget, which is written to a swap
+/// where others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -56,13 +56,14 @@ pub struct SpaceOptions {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// An access to a page that is in memory for maps costs what memory costs. An access to another page
-/// is a *fault*: it waits until the page was read from its file, or from the swap, as a call of
+/// An access to a page that is in memory for maps costs what memory costs. An access to another
+/// page is a *fault*: it waits until the page was read from its file, or from the swap, as a call
+/// of
 /// [`File::read_at`] would. This is true of both kinds of memory; [`AnonMap`] has the rest on own
 /// memory.
 ///
-/// A clone is a handle to the same space. Maps stay when the space's last handle is dropped. As long
-/// as the space or one of its maps exists, 2 MiB of the budget are reserved for maps.
+/// A clone is a handle to the same space. Maps stay when the space's last handle is dropped. As
+/// long as the space or one of its maps exists, 2 MiB of the budget are reserved for maps.
 ///
 /// # Who serves a fault
 ///
@@ -200,20 +201,17 @@ impl Space {
     /// ([`AnonMap`]): zeros that can be read and stored to. Nothing takes memory before it is
     /// touched.
     ///
-    /// Own memory of all maps together can have all of the budget at once but 2 MiB, or a 16th where
-    /// that is more. Without a swap, no more than that can be stored to.
+    /// Own memory of all maps together can have all of the budget at once but 2 MiB, or a 16th
+    /// where that is more. Without a swap, no more than that can be stored to.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// let cache = Cache::new(Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20, ..Options::new(8 << 20) })?;
-    /// let space = Space::new(&cache, 0)?;
-    /// let memory = space.map_anon(32 << 20)?;
-    /// memory.write_at(b"hello", 20 << 20)?;
-    /// memory.page_out(0..memory.len())?;
-    /// let mut back = [0; 5];
-    /// memory.read_at(&mut back, 20 << 20)?;
-    /// assert_eq!(&back, b"hello");
+    /// let cache = Cache::new(Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20,
+    /// ..Options::new(8 << 20) })?; let space = Space::new(&cache, 0)?; let memory =
+    /// space.map_anon(32 << 20)?; memory.write_at(b"hello", 20 << 20)?;
+    /// memory.page_out(0..memory.len())?; let mut back = [0; 5]; memory.read_at(&mut back, 20 <<
+    /// 20)?; assert_eq!(&back, b"hello");
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
@@ -234,9 +232,9 @@ impl Space {
     }
 
     /// A private view of the bytes `range` of `file`: memory that has the file's bytes until it is
-    /// stored to. The file is never changed. Pages that were not stored to are read through the cache
-    /// when they are touched, and copied; what was stored to goes to the swap ([`AnonMap`]). If
-    /// somebody else changes the file, a page that was not stored to may have old or new bytes.
+    /// stored to. The file is never changed. Pages that were not stored to are read through the
+    /// cache when they are touched, and copied; what was stored to goes to the swap ([`AnonMap`]).
+    /// If somebody else changes the file, a page that was not stored to may have old or new bytes.
     ///
     /// Cost: as [`map_anon`](Self::map_anon). A page takes budget twice after its first access,
     /// until the cache evicts the file's own copy.

@@ -169,7 +169,8 @@ impl Map {
     /// Says how the bytes `range` of the map will be used. `Sequential` and `Random` concern the
     /// whole map, until the next of the two. `WillNeed` brings the pages of the range that the file
     /// has, at most a quarter of the budget, and waits for them. `DontNeed` takes the pages out of
-    /// this map's page table, and ends the poison of those that could not be read; they stay cached.
+    /// this map's page table, and ends the poison of those that could not be read; they stay
+    /// cached.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the range is reversed, or ends beyond the map;
@@ -208,9 +209,9 @@ impl Map {
     /// bytes as a slice, which never change.
     ///
     /// Maps and own memory of a cache together can have a quarter of its budget held, in whole
-    /// folios: so hold, write and drop piece by piece what is long. A [pin](File::pin) of a held page
-    /// fails, and after [`File::invalidate`](crate::File::invalidate) the map goes on to show the
-    /// bytes that are held.
+    /// folios: so hold, write and drop piece by piece what is long. A [pin](File::pin) of a held
+    /// page fails, and after [`File::invalidate`](crate::File::invalidate) the map goes on to show
+    /// the bytes that are held.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space, source::Memory};

@@ -80,14 +80,14 @@ pub(super) fn install() -> io::Result<()> {
 }
 
 fn install_over() -> io::Result<()> {
-    // Not on the alternate stack: a handler that gets what is passed on may expect the thread's own.
-    // The signal is not blocked meanwhile: a source may read another map.
+    // Not on the alternate stack: a handler that gets what is passed on may expect the thread's
+    // own. The signal is not blocked meanwhile: a source may read another map.
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     change(Some(&action(address_of_handler(), flags))).map(drop)
 }
 
-/// If this handler was there, and `now` there is none, installs it again, and says so. Called by the
-/// handler, too: allocates nothing.
+/// If this handler was there, and `now` there is none, installs it again, and says so. Called by
+/// the handler, too: allocates nothing.
 fn put_back(now: &libc::sigaction) -> bool {
     let plain = match now.sa_sigaction {
         libc::SIG_DFL => &DEFAULT,

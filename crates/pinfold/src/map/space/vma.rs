@@ -1,5 +1,5 @@
-//! The record of one map, with its lock and its generation; the table of all records of the process.
-//! How an address leads to a record is `index.rs`.
+//! The record of one map, with its lock and its generation; the table of all records of the
+//! process. How an address leads to a record is `index.rs`.
 //!
 //! # States
 //!
@@ -9,8 +9,8 @@
 //! | claimed | 1 | nothing is mapped; one thread has the record | [`Vma::change`] with a map: mapped; [`RecordTable::release`]: free |
 //! | mapped | 1 | an address range, and the file behind it | [`Vma::change`] with a map: mapped, a further generation; with none: claimed |
 //!
-//! The body is behind a lock. Each change is one more generation, so a fault that let go of the lock
-//! and has it again knows whether the map is still what it was.
+//! The body is behind a lock. Each change is one more generation, so a fault that let go of the
+//! lock and has it again knows whether the map is still what it was.
 //!
 //! A record is never freed: whoever has an old number of it takes its lock, and finds that the
 //! address is not in its range.

@@ -359,8 +359,9 @@ impl Mirror {
 }
 
 impl PlaceClaim<'_> {
-    /// Puts `bytes` bytes from `from` on to the beginning of the place; what is left of the last page
-    /// is zeros. With `shown` that has the place, all pages but samples are mapped there at once.
+    /// Puts `bytes` bytes from `from` on to the beginning of the place; what is left of the last
+    /// page is zeros. With `shown` that has the place, all pages but samples are mapped there at
+    /// once.
     ///
     /// # Errors
     /// The system has no memory. Then some of the pages may be there.
@@ -426,8 +427,8 @@ impl PlaceClaim<'_> {
         let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
         let mut through = shown.unwrap_or(view);
         let (mut done, mut strays) = (0, 0);
-        // Ends: each turn copies a page, takes out strays a bounded number of times, or goes over to
-        // the view.
+        // Ends: each turn copies a page, takes out strays a bounded number of times, or goes over
+        // to the view.
         while done < bytes {
             let ((uffd, place), from) = (through, from.wrapping_add(done));
             let start = place.expose_provenance() + at;

@@ -1,6 +1,7 @@
-//! Where maps of this process show pages of a mirror: taking pages out of the page tables there, and
-//! asking which are in them. A page that is taken out of the page tables alone stays in the memfd,
-//! and the kernel maps it again at the next access. So what is mapped some time later was used.
+//! Where maps of this process show pages of a mirror: taking pages out of the page tables there,
+//! and asking which are in them. A page that is taken out of the page tables alone stays in the
+//! memfd, and the kernel maps it again at the next access. So what is mapped some time later was
+//! used.
 //!
 //! The addresses are there as long as they are known here: whoever unmaps them says so first.
 

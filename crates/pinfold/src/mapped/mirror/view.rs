@@ -3,7 +3,8 @@
 //!
 //! The view is made of *pieces*, each a mapping of a part of the memfd. The first has all of most
 //! files, with room to grow. What lies beyond comes in further pieces, each mapped when the first
-//! page of it is to be lent, and there until the mirror goes: so a file of any length can be mapped.
+//! page of it is to be lent, and there until the mirror goes: so a file of any length can be
+//! mapped.
 //!
 //! All pieces begin at a multiple of the largest folio, in the file and in memory: so no folio lies
 //! in two, and a folio's first byte follows from the address of any of its bytes.

@@ -75,8 +75,8 @@ pub(crate) struct Protect {
     pub(crate) mode: u64,
 }
 
-/// `struct uffd_msg`: an event, and three words whose meaning depends on it. Of a page fault they are
-/// flags, the address, and the thread.
+/// `struct uffd_msg`: an event, and three words whose meaning depends on it. Of a page fault they
+/// are flags, the address, and the thread.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UffdMsg {

@@ -225,8 +225,9 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// For a copy. No read ends what others keep, copies or guards, and the time does not begin anew
-    /// for it. But if its file has enough copies on their way, it waits for the reads of these.
+    /// For a copy. No read ends what others keep, copies or guards, and the time does not begin
+    /// anew for it. But if its file has enough copies on their way, it waits for the reads of
+    /// these.
     #[cfg(not(loom))]
     pub(crate) fn is_over_for_copy(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         match why {

@@ -15,8 +15,8 @@ use crate::mapped::uffd::abi::{
 };
 use crate::mapped::uffd::{self, repeat};
 
-/// Makes reserved addresses private memory, which no child inherits, and registers them, before they
-/// can be accessed: the kernel asks for what is missing, and for stores to what is protected.
+/// Makes reserved addresses private memory, which no child inherits, and registers them, before
+/// they can be accessed: the kernel asks for what is missing, and for stores to what is protected.
 ///
 /// # Safety
 /// The addresses are reserved by the caller, and not in use.
@@ -77,9 +77,9 @@ pub(super) fn merge_nothing(at: &Range<usize>) -> bool {
     matches!(done, Ok(()) | Err(Errno::INVAL | Errno::NOMEM))
 }
 
-/// Puts copies of the bytes at `from` to absent pages. Who waits for one is woken once the fault has
-/// let go of the page (`handlers.rs`), so that a page-out right after the access does not find it in
-/// use.
+/// Puts copies of the bytes at `from` to absent pages. Who waits for one is woken once the fault
+/// has let go of the page (`handlers.rs`), so that a page-out right after the access does not find
+/// it in use.
 ///
 /// # Errors
 /// As [`uffd::copy`].

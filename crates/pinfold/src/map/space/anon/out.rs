@@ -19,8 +19,8 @@
 //! Pages that are `Writing`, or `Stale` after a store, stay in memory: they are not evicted, not
 //! forgotten, and not unmapped, before the write has ended. A store that ends the protection may
 //! change them meanwhile; then what was written is of no use, and nobody reads it. What the program
-//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read is
-//! written like any other.
+//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read
+//! is written like any other.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

@@ -1,9 +1,10 @@
 //! Own memory as the kernel has it: its page table, and its bytes by calls that make no fault.
 //!
-//! An access to own memory by its address may be a fault, even if the page was there just now, as the
-//! program may take it away. A fault takes the map's locks, and one that cannot be served ends the
-//! process. So the cache itself copies by `/proc/self/mem` (proc(5)): there the kernel asks no
-//! userfaultfd, and an absent page is an error. What mprotect(2) forbids can be copied all the same.
+//! An access to own memory by its address may be a fault, even if the page was there just now, as
+//! the program may take it away. A fault takes the map's locks, and one that cannot be served ends
+//! the process. So the cache itself copies by `/proc/self/mem` (proc(5)): there the kernel asks no
+//! userfaultfd, and an absent page is an error. What mprotect(2) forbids can be copied all the
+//! same.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,9 @@
 //! What is believed of the page table, and what is looked up.
 //!
 //! The states of own memory's pages say which are in memory, and which are protected against
-//! stores. But the page table is the kernel's: KSM ends a protection without a fault, and madvise(2)
-//! and munmap(2) take pages away. [docs/map.md](../../../../../docs/map.md) lists all that may change
-//! it ("What the kernel does to it"), and what is left of KSM.
+//! stores. But the page table is the kernel's: KSM ends a protection without a fault, and
+//! madvise(2) and munmap(2) take pages away. [docs/map.md](../../../../../docs/map.md) lists all
+//! that may change it ("What the kernel does to it"), and what is left of KSM.
 //!
 //! So nobody relies on a protection that was not looked up, under the `change` mutex:
 //!
@@ -14,10 +14,10 @@
 //! 2. a fault at a page that should be there finds out whether it is ([`Area::miss`]).
 //!
 //! Between the look and the moment at which the page is taken out, KSM could end a protection. So
-//! areas are `MADV_UNMERGEABLE` when they are made; again before a look if the process has asked for
-//! merging of all its memory since (`PR_SET_MEMORY_MERGE`); and again before a second look if the
-//! first has found a page without its protection, as the program may have asked for this area alone
-//! (`MADV_MERGEABLE`). If the system refuses it, no page is taken for protected.
+//! areas are `MADV_UNMERGEABLE` when they are made; again before a look if the process has asked
+//! for merging of all its memory since (`PR_SET_MEMORY_MERGE`); and again before a second look if
+//! the first has found a page without its protection, as the program may have asked for this area
+//! alone (`MADV_MERGEABLE`). If the system refuses it, no page is taken for protected.
 
 use std::io;
 

@@ -24,8 +24,9 @@
 //! let shadow = policy.answer(&mut table, &mut sweep, victim, Answer::Evicted);
 //! assert_eq!(victim, 7);
 //!
-//! // The folio comes back soon: its shadow, kept in [`Ghosts`], sends it straight to the main
-//! queue. policy.insert(&mut table, 7, shadow); assert_eq!(policy.usage().main.folios, 1);
+//! // The folio comes back soon: its shadow, kept in `Ghosts`, sends it straight to the main queue.
+//! policy.insert(&mut table, 7, shadow);
+//! assert_eq!(policy.usage().main.folios, 1);
 //! ```
 //!
 //! # Invariants of the queues, between two calls

@@ -207,11 +207,16 @@ impl Space {
     /// ```
     /// # use pinfold::{Cache, Options, Space};
     /// # let dir = tempfile::tempdir().unwrap();
-    /// let cache = Cache::new(Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20,
-    /// ..Options::new(8 << 20) })?; let space = Space::new(&cache, 0)?; let memory =
-    /// space.map_anon(32 << 20)?; memory.write_at(b"hello", 20 << 20)?;
-    /// memory.page_out(0..memory.len())?; let mut back = [0; 5]; memory.read_at(&mut back, 20 <<
-    /// 20)?; assert_eq!(&back, b"hello");
+    /// let budget = Options::new(8 << 20);
+    /// let swap = Options { swap_dir: dir.path().into(), swap_bytes: 64 << 20, ..budget };
+    /// let cache = Cache::new(swap)?;
+    /// let space = Space::new(&cache, 0)?;
+    /// let memory = space.map_anon(32 << 20)?;
+    /// memory.write_at(b"hello", 20 << 20)?;
+    /// memory.page_out(0..memory.len())?;
+    /// let mut back = [0; 5];
+    /// memory.read_at(&mut back, 20 << 20)?;
+    /// assert_eq!(&back, b"hello");
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///

@@ -185,8 +185,7 @@ impl Handle {
         loop {
             let held = self.core.hold(&self.mapping, page);
             // Given back before the miss, which may have to evict.
-            let usable = |held: &Held<'_>| !held.frame().is_changing() && held.is_readable_here();
-            let held = match held.filter(usable) {
+            let held = match held.filter(Held::is_readable_here) {
                 Some(held) => {
                     if counted {
                         self.counters().count(Event::CountedHit);

@@ -281,10 +281,10 @@ impl<'a> Held<'a> {
         Some(Held { core: self.core, frame: self.frame, head: self.head })
     }
 
-    /// A forked child has no bytes that are outside.
+    /// If it is up to date. A forked child has no bytes that are outside.
     #[inline(always)]
     pub(crate) fn is_readable_here(&self) -> bool {
-        !self.frame.is_hollow() || self.core.owner.is_here()
+        !self.frame.is_changing() && (!self.frame.is_hollow() || self.core.owner.is_here())
     }
 }
 

@@ -308,6 +308,57 @@ fn a_childs_futures_fail_unless_the_page_is_cached() {
     drop((pending, many, batch));
 }
 
+/// The page is cached, but its bytes are where a child has none.
+#[cfg(feature = "map")]
+#[test]
+fn a_child_gets_no_page_that_was_brought_through_a_map() {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.attach("mapped", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let file = Arc::new(file);
+    let map = pinfold::Space::new(&cache, 0).unwrap().map_file(&file, 0..1 << 20).unwrap();
+    let _held = map.hold(3 * PAGE as usize..4 * PAGE as usize).unwrap();
+    let reader = cache.reader().unwrap();
+    in_a_child(|| {
+        let (mut buf, at) = ([0; 10], 3 * PAGE);
+        forked(&poll(pin!(file.read_at_async(&mut buf, at))));
+        forked(&poll(pin!(file.get_async(3))));
+        forked(&poll(pin!(file.bytes_async(at..at + 10))));
+        forked(&poll(pin!(file.get_many_async(&[3]))));
+        let mut reads = [ReadAt::new(at, &mut buf)];
+        forked(&poll(pin!(file.read_many_async(&mut reads))));
+        let mut completions = Completions::new().unwrap();
+        completions.get(&file, 3, 0);
+        completions.get_many(&file, &[3], 1);
+        completions.read_at(&file, vec![0; 10], at, 2);
+        assert_eq!(completions.by_ref().count(), 3);
+        completions.get(&file, 3, 3);
+        let outcome = completions.next().expect("it has ended").1;
+        let Completion::Page(Err(error)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(error.kind(), ErrorKind::Forked);
+
+        is_forked(file.get(3).map(drop));
+        is_forked(file.read_at(&mut buf, at));
+        is_forked(file.bytes(at..at + 10).map(drop));
+        is_forked(file.get_many(&[3]).map(drop));
+        is_forked(file.read_many(&mut [ReadAt::new(at, &mut buf)]));
+        is_forked(file.borrow(3, &reader).map(drop));
+        is_forked(file.borrow_many(&[3], &reader).map(drop));
+        is_forked(file.optimistic(3).map(drop));
+        is_forked(file.pin(at..at + PAGE).map(drop));
+        is_forked(io::Read::read(&mut file.reader(at), &mut buf).map_err(of_io));
+        is_forked(io::BufRead::fill_buf(&mut file.reader(at)).map(drop).map_err(of_io));
+        assert!(file.try_get(3).unwrap().is_none());
+        assert!(file.try_borrow(3, &reader).unwrap().is_none());
+        assert_eq!(file.try_read_at(&mut buf, at).unwrap(), None);
+    });
+}
+
+#[cfg(feature = "map")]
+fn of_io(error: io::Error) -> Error {
+    error.downcast().expect("it is the cache's error")
+}
+
 /// Reads wait until it is opened.
 #[derive(Debug, Default)]
 struct HangsUp {

@@ -123,7 +123,7 @@ impl<'f> Bring<'f> {
             let first = !std::mem::replace(&mut self.missed, true);
             let held = core.hold(&handle.mapping, self.page);
             let held = match held {
-                Some(held) if first && !held.frame().is_changing() => {
+                Some(held) if first && held.is_readable_here() => {
                     core.counters.count(Event::CountedHit);
                     return Poll::Ready(Ok(self.met(held)));
                 }

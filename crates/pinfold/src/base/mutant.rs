@@ -144,6 +144,8 @@ mutants! {
     LargeEvictFirst,
     /// A run in which something is in use that is mapped is not lent.
     UsedStaysUnhollow,
+    /// Runs are tried to be emptied though something is in use in them.
+    InUseTried,
     /// A run is lent though what is in use in it has its bytes there.
     HollowOutUsed,
     /// The arena may have a huge page where hollow folios have frames.

@@ -233,6 +233,7 @@ pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -240,7 +241,7 @@ mod tests {
     use crate::frames::{FrameNumber, Order};
     use crate::pages::reclaim;
     use crate::source::Memory;
-    use crate::{Cache, Hint, Options, Space};
+    use crate::{Cache, File, Hint, Options, Space};
 
     /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios
     /// or without.
@@ -461,6 +462,63 @@ mod tests {
     fn a_run_is_lent_again_beside_what_is_held_in_it() {
         assert!(is_lent_beside_what_is_held(None));
         assert!(!is_lent_beside_what_is_held(Some(Mutant::UsedStaysUnhollow)));
+    }
+
+    /// A cache whose arena is full of single pages of a file, but for runs of which all is free.
+    fn full_of_pages() -> (Cache, File) {
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 28 << 20]))).unwrap();
+        file.advise(0..0, Hint::Random).unwrap();
+        (0..file.len()).step_by(PAGE).for_each(|at| assert!(file.read_at(&mut [0], at).is_ok()));
+        (cache, file)
+    }
+
+    /// Whether a run is lent, where guards of a page each lie in the eight runs that have most
+    /// free, and little is free in the others.
+    fn is_lent_beside<'f, G>(
+        (cache, file): &'f (Cache, File),
+        mutant: Option<Mutant>,
+        guard: impl Fn(&'f File, u64) -> G,
+    ) -> bool {
+        let core = cache.core();
+        let mut runs = BTreeMap::<_, Vec<u64>>::new();
+        for page in 0..file.len() / PAGE as u64 {
+            let head = core.hold(&file.handle().mapping, page).unwrap().head();
+            runs.entry(head.align_down(Order::MAX)).or_default().push(page);
+        }
+        runs.retain(|&run, pages| core.frames.is_movable(run) && pages.len() == RUN / PAGE);
+        assert!(runs.len() >= 12, "only {} runs are full", runs.len());
+        // Ends: there are so many free ones.
+        while core.frames.hollow_out_run() {}
+        let drop_page = |page: &u64| {
+            let at = page * PAGE as u64;
+            file.invalidate(at..at + PAGE as u64).unwrap();
+        };
+        let mut guards = Vec::new();
+        for pages in runs.values().take(8) {
+            guards.push(guard(file, pages[9]));
+            pages.iter().filter(|page| **page != pages[9]).for_each(drop_page);
+        }
+        runs.values().skip(8).take(4).for_each(|pages| pages[8..].iter().for_each(drop_page));
+        mutant::with(mutant, || reclaim::hollow_out(core))
+    }
+
+    /// To try the others comes too late: the eight would be tried each time.
+    #[test]
+    fn guards_keep_no_runs_but_their_own_from_being_lent() {
+        let get = |mutant| is_lent_beside(&full_of_pages(), mutant, File::get);
+        assert!(get(None), "guards");
+        assert!(!get(Some(Mutant::InUseTried)), "the mutant does nothing");
+        let cache = full_of_pages();
+        let left_its_file = |file: &'_ File, page: u64| {
+            let guard = file.get(page).unwrap().into_owned();
+            file.invalidate(page * PAGE as u64..(page + 1) * PAGE as u64).unwrap();
+            guard
+        };
+        assert!(is_lent_beside(&cache, None, left_its_file), "guards of what has left its file");
+        let cache = full_of_pages();
+        let reader = cache.0.reader().unwrap();
+        assert!(is_lent_beside(&cache, None, |file, page| file.borrow(page, &reader)), "borrows");
     }
 
     /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these

@@ -119,6 +119,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("large-evict-first", "less is cached, which is no error; the test of `reclaim` sees it"),
     ("used-keep-runs", "less is cached, which is no error; the tests of `frames` see it"),
     ("used-stays-unhollow", "less can be mapped, which is no error; the test of `lent.rs` sees it"),
+    ("in-use-tried", "less can be mapped, which is no error; the test of `lent.rs` sees it"),
     ("hollow-out-used", "the budget is exceeded, which nothing here looks at; `frames` tests it"),
     ("huge-beside-hollow", "as `hollow-out-used`"),
     ("takes-all-back", "nobody here stores to own memory; the test of `lent.rs` sees it"),

@@ -1,9 +1,9 @@
 //! Compaction: frees one 2 MiB run, or a block of one, by moving its folios; or all of a run but
 //! hollow folios, to make it a hollow one.
 //!
-//! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn,
-//!    then the unmovable ones in which nothing is that stays; or, of a few movable runs, the block
-//!    with most;
+//! 1. of the runs in which all folios seem to be movable, pick those with most free frames that are
+//!    not entirely free, movable runs first, and try them in turn; or, of a few movable runs, the
+//!    block with most;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
 //!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;
@@ -60,33 +60,25 @@ fn candidates(core: &Core, hollow_stay: bool) -> impl Iterator<Item = FrameNumbe
         .whole_runs()
         .filter(|&run| !core.frames.is_hollow(run))
         .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
-        .filter(|&(is_movable, free, run)| {
-            free > 0 && !has_what_stays(core, run, (is_movable, hollow_stay))
-        })
+        .filter(|&(_, free, run)| free > 0 && !has_what_stays(core, run, hollow_stay))
         .collect();
     runs.sort_unstable();
     runs.into_iter().rev().take(RUNS_MAX).map(|(.., run)| run)
 }
 
-/// Whether the run has hollow folios that are in use, unless these may stay; or, if it is not
-/// movable, index nodes, or folios that are pinned.
-fn has_what_stays(core: &Core, run: FrameNumber, (is_movable, hollow_stay): (bool, bool)) -> bool {
-    if is_movable && hollow_stay {
-        return false;
-    }
-    (run.0..run.0 + Order::MAX.frames()).map(FrameNumber).any(|head| {
-        let frame = core.frames.frame(head);
-        let word = frame.count.word();
-        let is_nobodys = || frame.identity().mapping == MAPPING_NONE;
-        let stays = || {
-            if frame.is_hollow() {
-                !hollow_stay && (word.refs() > 1 || is_nobodys())
-            } else {
-                !is_movable && (word.pins() > 0 || is_nobodys())
-            }
-        };
-        !word.is_frozen() && stays()
-    })
+/// Whether the run has folios that cannot move, unless they are hollow ones and these may stay.
+fn has_what_stays(core: &Core, run: FrameNumber, hollow_stay: bool) -> bool {
+    let frames = run.0..run.0 + Order::MAX.frames();
+    let may_stay = |head: FrameNumber| {
+        hollow_stay && core.frames.frame(head).is_hollow() || mutant::on(Mutant::InUseTried)
+    };
+    let stays = |head: FrameNumber| {
+        !core.frames.frame(head).count.word().is_frozen()
+            && !may_stay(head)
+            && can_move(core, head).is_none()
+    };
+    let is_borrowed = |head: FrameNumber| frames.contains(&head.0) && !may_stay(head);
+    frames.clone().map(FrameNumber).any(stays) || core.readers.has_announced(is_borrowed)
 }
 
 /// Whether it is a free run of 2 MiB now.

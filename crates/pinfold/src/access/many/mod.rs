@@ -1,7 +1,7 @@
 //! Many pages at once: reads, guards and prefetches of pages that need not be neighbours. Step by
 //! step:
 //!
-//! 1. the two passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries
+//! 1. the two passes of `hits.rs`; a batch of fewer than [`BATCH_MIN`] entries
 //!    tries one after the other. What they do not get is *left*: absent, on its way, or in need of
 //!    the slow path;
 //! 2. of what is left, [`AT_ONCE`] entries at a time: begin to read all that is absent, in one
@@ -34,7 +34,6 @@ use crate::pages::failures::Failed;
 use crate::pages::fill::WantedPages;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
-use hits::BLOCK;
 pub(crate) use misses::{Absent, prefetch, prefetch_reads, will_need};
 pub use read_at::ReadAt;
 
@@ -53,9 +52,7 @@ impl Handle {
                 }
             }
         } else {
-            for (block, some) in reads.chunks_mut(BLOCK).enumerate() {
-                self.read_block(some, |at| left.push(block * BLOCK + at));
-            }
+            self.read_by_hints(reads, |at| left.push(at));
         }
         if left.is_empty() { Ok(()) } else { self.read_left(reads, &left) }
     }
@@ -138,9 +135,7 @@ impl Handle {
                 }
             }
         } else {
-            for (block, some) in pages.chunks(BLOCK).enumerate() {
-                self.get_block(some, &mut quick, |at| left.push(block * BLOCK + at));
-            }
+            self.get_by_hints(pages, &mut quick, |at| left.push(at));
         }
         (quick, left)
     }
@@ -161,11 +156,7 @@ impl Handle {
                 }
             }
         } else {
-            let mut free = reader.free_slots();
-            for (block, some) in pages.chunks(BLOCK).enumerate() {
-                let left = |at| left.push(block * BLOCK + at);
-                self.borrow_block(some, reader, &mut free, &mut quick, left);
-            }
+            self.borrow_by_hints(pages, reader, &mut quick, |at| left.push(at));
         }
         if left.is_empty() {
             return Ok(quick);

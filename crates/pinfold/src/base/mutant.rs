@@ -70,6 +70,8 @@ mutants! {
     OpenUncompared,
     /// A file that has grown is not compared with what is cached.
     GrownUncompared,
+    /// A refresh of a file that has grown keeps the pages that are on their way.
+    GrownOnTheWay,
     /// An open trusts the pages of a file that a refresh has found grown.
     OpenTrustsGrown,
     /// A refresh by a path that leads to another file keeps what was cached if this one has grown.

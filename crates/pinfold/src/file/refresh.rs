@@ -6,7 +6,8 @@
 //!
 //! 1. ask for the file's contents; if they are the same, end;
 //! 2. set the length, which drops the folios with a page beyond the shorter of the two; drop all
-//!    others, too, unless the file has only grown;
+//!    others, too, unless the file has only grown: then those that are on their way, and what is
+//!    cached is compared with the file at its ends;
 //! 3. note the contents of step 1 as the new `ReadUnder`.
 //!
 //! Folios that are inserted after step 1 are read after it. So whoever sees what step 3 has noted
@@ -149,15 +150,18 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         (Some(under), Some(contents)) => (under.is(contents), under.is_followed_as(contents)),
         _ => (old_bytes == [len_bytes; 2], old_bytes == [len_bytes; 2]),
     };
-    let changed = match since {
-        Since::Opened | Since::Refreshed if is_valid => return Ok((Changed::No, 0)),
-        Since::Opened | Since::Refreshed if is_same => Changed::No,
-        Since::Refreshed if has_grown(handle, old_bytes, len_bytes) => Changed::Grown,
-        // Of a block device, only the length is known.
-        Since::Opened if contents.is_none() && len_bytes > old_bytes[0] => Changed::Grown,
-        _ => Changed::Rewritten,
-    };
-    let dropped = wait::together(|| {
+    if is_valid && since != Since::Invalidated {
+        return Ok((Changed::No, 0));
+    }
+    // Futures are woken when `resizing` is released.
+    let (changed, dropped) = wait::together(|| {
+        let changed = match since {
+            Since::Opened | Since::Refreshed if is_same => Changed::No,
+            Since::Refreshed if has_grown(handle, old_bytes, len_bytes) => Changed::Grown,
+            // Of a block device, only the length is known.
+            Since::Opened if contents.is_none() && len_bytes > old_bytes[0] => Changed::Grown,
+            _ => Changed::Rewritten,
+        };
         let gone = freeze::resize(core, mapping, len_bytes);
         let all = match changed {
             Changed::Grown => 0,
@@ -170,7 +174,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         }
         *resizing = len_bytes;
         drop(resizing);
-        all + gone.let_go(core)
+        (changed, all + gone.let_go(core))
     });
     core.settle(mapping, &(0..PAGES_END));
     Ok((changed, dropped))
@@ -181,9 +185,14 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
 fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
     let ends = if told == known { 1 } else { 2 };
     let ends = &[told, known][..ends];
-    told < len_bytes
-        && (told..=len_bytes).contains(&known)
-        && ends.iter().all(|&end| begins_the_same(handle, end))
+    if told >= len_bytes || !(told..=len_bytes).contains(&known) {
+        return false;
+    }
+    if !mutant::on(Mutant::GrownOnTheWay) {
+        // They may bring what the file had before the change, and cannot be compared yet.
+        freeze::drop_on_their_way(&handle.core, &handle.mapping);
+    }
+    ends.iter().all(|&end| begins_the_same(handle, end))
 }
 
 /// Pages that are compared at each end of what is cached.

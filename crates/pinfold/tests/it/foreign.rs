@@ -228,6 +228,58 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     }
 }
 
+/// Bytes of one value, which change while the first read is on its way.
+#[derive(Debug, Default)]
+struct Changing {
+    /// The byte, the length, how many reads have begun, and whether the first may end.
+    state: Mutex<(u8, u64, usize, bool)>,
+    changed: Condvar,
+}
+
+impl Source for Changing {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        let mut state = self.state.lock().unwrap();
+        state.2 += 1;
+        buf.fill(state.0);
+        if state.2 == 1 {
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| !state.3).unwrap());
+        }
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.state.lock().unwrap().1)
+    }
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "changing".into()
+    }
+}
+
+#[test]
+fn a_refresh_of_a_file_that_has_grown_keeps_no_page_on_its_way() {
+    let source = Arc::new(Changing {
+        state: Mutex::new((b'a', 100 << 12, 0, false)),
+        ..Changing::default()
+    });
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.attach("changing", source.clone()).unwrap();
+    let mut byte = [0];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| file.read_at(&mut [0], 10 << 12).unwrap());
+        let state = source.state.lock().unwrap();
+        let mut state = source.changed.wait_while(state, |state| state.2 == 0).unwrap();
+        (state.0, state.1) = (b'b', 200 << 12);
+        drop(state);
+        let refreshed = file.refresh();
+        source.state.lock().unwrap().3 = true;
+        source.changed.notify_all();
+        assert_eq!(refreshed.unwrap(), Changed::Grown);
+        assert_eq!(reader.join().unwrap(), 1);
+    });
+    assert_eq!(file.read_at(&mut byte, 10 << 12).unwrap(), 1);
+    assert_eq!(byte, *b"b");
+}
+
 /// Changes a byte in the middle of a file of 1,000,000 bytes, appends to it, and does so to `now`.
 fn change_and_append(file: &fs::File, now: &mut Vec<u8>) {
     file.write_all_at(b"b", 500_000).unwrap();
@@ -563,6 +615,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
     ("a_refresh_of_a_file_that_was_moved_keeps_no_old_byte", "ReplacedKeepsGrown"),
     ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
+    ("a_refresh_of_a_file_that_has_grown_keeps_no_page_on_its_way", "GrownOnTheWay"),
 ];
 
 #[cfg(feature = "mutants")]

@@ -245,6 +245,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("parts-unsplit", "it was not tried; a test of its own sees it"),
     ("first-read-uses", "it was not tried; a test of its own sees it"),
     ("open-trusts-grown", "it was not tried; a test of its own sees it"),
+    ("grown-on-the-way", "it was not tried; `foreign` sees it"),
     ("copy-uncounted", "it was not tried; a test of its own sees it"),
     ("keep-blindly", "it was not tried; a test of its own sees it"),
     ("copy-before-all", "it was not tried; a test of its own sees it"),

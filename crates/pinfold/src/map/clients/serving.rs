@@ -11,7 +11,7 @@ use super::ahead::AheadPlan;
 use super::client::{Came, Client, FaultOutcome};
 use super::error::{ClientError, ClientResult};
 use super::foreign::{self, Message};
-use super::turns::{AHEAD_MAX, ClientTurn, READS_MAX, TURN};
+use super::turns::{AHEAD_MAX, CALL_MAX, ClientTurn, READS_MAX};
 use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
@@ -88,7 +88,7 @@ impl Clients {
             self.end_if(id, served);
             self.set_pause(id);
             self.schedule(id);
-            if began.elapsed() >= TURN {
+            if began.elapsed() >= CALL_MAX {
                 break;
             }
         }

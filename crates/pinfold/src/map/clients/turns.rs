@@ -18,7 +18,7 @@ use crate::base::mutant::{self, Mutant};
 const SLICE: Duration = Duration::from_micros(200);
 
 /// When the loop goes back to the caller, with the round where it is.
-pub(super) const TURN: Duration = Duration::from_micros(500);
+pub(super) const CALL_MAX: Duration = Duration::from_micros(500);
 
 /// The most messages that are heard in one turn.
 pub(super) const MESSAGES_MAX: usize = 16;

@@ -80,7 +80,7 @@ users connect, give it to a group: chgrp, chmod 660. See docs/serve.md, \"Trust\
 Exit codes: 0 never (it runs until it is killed); 1 an error, which is told in one line; 2 the
 command line is wrong.";
 
-/// The smallest budget: memory is lent to clients 2 MiB at a time.
+/// The smallest budget: clients get memory 2 MiB at a time.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
 /// Memory beside the snapshot in the default budget: for its index, and to evict before it is full.

@@ -136,23 +136,23 @@ mutants! {
     ServedFails,
     /// A map says that its addresses go once they have gone.
     UnmapsUnsaid,
-    /// A run that is taken back from the mirrors is not asked whether it is lent.
+    /// A run that is taken back from the mirrors is not asked whether it is hollow.
     TakeBackAnyRun,
     /// A run goes back to the arena although own memory or mirrors then have nothing free.
     TakesAllBack,
-    /// A lent run in which something is in use does not go back to the arena.
+    /// A hollow run in which something is in use does not go back to the arena.
     UsedKeepRuns,
-    /// Pages are evicted for a large folio though there is lent memory that nobody uses.
+    /// Pages are evicted for a large folio though there is a hollow run that nobody uses.
     LargeEvictFirst,
-    /// A run in which something is in use that is mapped is not lent.
+    /// A run in which something is in use that is mapped does not become hollow.
     UsedStaysUnhollow,
     /// Runs are tried to be emptied though something is in use in them.
     InUseTried,
-    /// A run is lent though what is in use in it has its bytes there.
+    /// A run becomes hollow though what is in use in it has its bytes there.
     HollowOutUsed,
     /// The arena may have a huge page where hollow folios have frames.
     HugeBesideHollow,
-    /// A page that fits no lent memory with its neighbours is read with them again.
+    /// A page that fits no hollow frames with its neighbours is read with them again.
     BringLargeAgain,
     /// Futures are woken by a lender that still claims places.
     LendWakesEarly,
@@ -251,13 +251,13 @@ mutants! {
 
     /// Any number of threads bring pages for mapped accesses at a time.
     AllBringAtOnce,
-    /// Any number of threads wait for lent memory with folios that nothing can evict meanwhile.
+    /// Any number of threads wait for hollow frames with folios that nothing can evict meanwhile.
     AllWaitWithFolios,
 
     // ---- of page-outs ----
     /// A page-out does not protect its pages against stores.
     PageOutUnprotected,
-    /// Pages are evicted for the arena though runs are lent that nobody uses.
+    /// Pages are evicted for the arena though there are hollow runs that nobody uses.
     EvictsFirst,
     /// Dirty pages of own memory keep their frames when the arena wants these back.
     DirtyStays,

@@ -42,9 +42,9 @@ pub(crate) async fn bring<'a>(
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
     let bringing = bringing(&handle.core, pages, waiter).await;
     // Ends: each iteration but the first follows one whose folio was split or dropped. `ready`
-    // splits it at most once: no lent memory is too much in pieces for a folio of one page. `ready`
-    // drops it only to wait for lent memory, which patience bounds. Otherwise another thread has
-    // dropped it.
+    // splits it at most once: hollow frames are never too scattered for a folio of one page.
+    // `ready` drops it only to wait for hollow frames, which patience bounds. Otherwise another
+    // thread has dropped it.
     loop {
         handle.check_page(page)?;
         let alone = again && !mutant::on(Mutant::BringLargeAgain);
@@ -90,7 +90,7 @@ pub(crate) async fn bringing<'a>(
 /// What an access waits for, beside the read.
 #[derive(Default)]
 pub(super) struct AccessWaits {
-    /// For lent memory.
+    /// For hollow frames.
     memory: Option<LentPatience>,
     /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
     /// reads nothing.

@@ -46,10 +46,10 @@ const COPY_NAP: Duration = Duration::from_micros(100);
 /// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.
 pub(super) const PUT: &str = "put pages there";
 
-/// The smallest budget with maps: the arena has some left when three runs are lent.
+/// The smallest budget with maps: the arena has some left when three runs are hollow.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
-/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent.
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays hollow.
 #[derive(Debug)]
 pub(crate) struct Mapper(Arc<Core>);
 
@@ -181,8 +181,8 @@ pub(crate) unsafe fn look<'a>(
 }
 
 /// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, nor
-/// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has
-/// no room for. The caller has no reference to the folio, or it would be dropped instead.
+/// for memory. It evicts if there is none at once, and makes a folio smaller that hollow frames
+/// have no room for. The caller has no reference to the folio, or it would be dropped instead.
 #[cfg(feature = "serve")]
 pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
     handle.core.check_owner()?;
@@ -470,9 +470,9 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
     }
 }
 
-/// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
-/// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for
-/// what the index needs: otherwise that is waited for.
+/// Makes a folio that no hollow frames fit as small as `order`; drops it if it is in use, so that
+/// its page is read anew. If `needed` is false, it is also dropped if there is no memory at once
+/// for what the index needs: otherwise that is waited for.
 pub(super) fn make_smaller(
     handle: &Handle,
     held: Held<'_>,

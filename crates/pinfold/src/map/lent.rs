@@ -1,15 +1,15 @@
-//! Frames for folios whose bytes are in mirrors: runs of 2 MiB are lent for them, and taken back.
+//! Frames for folios whose bytes are outside of the arena: runs are made hollow, and taken back.
 //!
-//! A lent run has no memory of its own (`frames::mobility`), so its frames and those of the arena
+//! A hollow run has no memory of its own (`frames/hollow.rs`), so its frames and those of the arena
 //! do not stand in for each other. The policy evicts in one order, whatever kind of frame that
-//! frees. This file lends a free run of the arena, when frames for mirrors are wanted and the arena
-//! has more free than it wants.
+//! frees. This file makes a free run of the arena hollow, when frames for mirrors are wanted and
+//! the arena has more free than it wants.
 //!
-//! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free
-//! as one has: what is in it moves to the others, which copies no byte. What is in use cannot move:
-//! it keeps its frames, but not the run (`frames/hollow.rs`). One run stays lent while there are
-//! maps: where guards lie in all others, none could be lent anew, and accesses would fail although
-//! nearly all is free.
+//! Eviction takes back a hollow run, when the arena wants frames and the hollow runs have as many
+//! free as one has: what is in it moves to the others, which copies no byte. What is in use cannot
+//! move: it keeps its frames, but not the run (`frames/hollow.rs`). One run stays hollow while
+//! there are maps: where guards lie in all others, none could become hollow anew, and accesses
+//! would fail although nearly all is free.
 
 use std::time::Duration;
 
@@ -28,17 +28,17 @@ use crate::pages::reclaim::{
 /// How often room for the first run is made: other threads take what is free.
 const FIRST_TRIES: u32 = 4;
 
-/// Pages that a thread without lent memory evicts at a time: an access waits for it.
+/// Pages that a thread without hollow frames evicts at a time: an access waits for it.
 const PAGES_AT_ONCE: u32 = 16;
 
-/// How long a task rests that has found no lent memory.
+/// How long a task rests that has found no hollow frames.
 pub(crate) const TASK_NAP: Duration = Duration::from_micros(500);
 
 /// How many runs are tried to be taken back.
 const RUNS_MAX: usize = 8;
 
-/// [`Patience`] of who waits for lent memory: threads that get some take turns, and a mapped access
-/// that came late has its turn yet. An error would be a signal.
+/// [`Patience`] of who waits for hollow frames: threads that get some take turns, and a mapped
+/// access that came late has its turn yet. An error would be a signal.
 #[derive(Debug)]
 pub(crate) struct LentPatience {
     patience: Patience,
@@ -141,7 +141,7 @@ pub(crate) fn evict_for_task(
     if rests.once_in(TASK_NAP) { evict_for_lent(core, wish) } else { at_once(core, wish) }
 }
 
-/// What is free, or can be lent.
+/// What is free, or can become hollow.
 fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     let got = core.frames.alloc_hollow(wish);
     if got.is_some_and(|(_, order)| order == wish) || !lend(core) {
@@ -153,8 +153,8 @@ fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     core.frames.alloc_hollow(wish)
 }
 
-/// Lends a run if none is lent, for which it evicts what is in it. Best effort: users of folios may
-/// lie in all runs.
+/// Makes a run hollow if none is, for which it evicts what is in it. Best effort: users of folios
+/// may lie in all runs.
 pub(crate) fn lend_first(core: &Core) {
     for _ in 0..FIRST_TRIES {
         if core.frames.hollow_frames() > 0 || lend(core) {
@@ -177,11 +177,11 @@ fn lend(core: &Core) -> bool {
         && (core.frames.hollow_out_run() || reclaim::hollow_out(core))
 }
 
-/// Frees lent frames up to the high watermark, if any are in use, or lends more. For the reclaiming
-/// thread.
+/// Frees hollow frames up to the high watermark, if any are in use, or makes a run hollow. For the
+/// reclaiming thread.
 pub(super) fn keep_some_free(core: &Core) {
     let wanted = || core.pressure.high_frames.saturating_sub(core.frames.free_hollow());
-    // Ends: each turn evicts something, lends a run, or is the last.
+    // Ends: each turn evicts something, makes a run hollow, or is the last.
     while core.frames.hollow_frames() > core.frames.free_hollow() && wanted() > 0 {
         if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
             break;
@@ -189,11 +189,11 @@ pub(super) fn keep_some_free(core: &Core) {
     }
 }
 
-/// Makes a lent run a run of the arena again, if the arena has not enough free, the other lent runs
+/// Makes a hollow run a run of the arena again, if that has not enough free, the other hollow runs
 /// have enough free for what is in it, and one of a few can be emptied, or nearly. That copies
 /// nothing.
 ///
-/// Who uses lent memory keeps some free: else what a program has just given up could go to the
+/// Who uses hollow runs keeps some free: else what a program has just given up could go to the
 /// arena, and its next store would find nothing.
 pub(super) fn take_run_back(core: &Core, enough: u32) -> bool {
     let wanted = core.frames.free_frames() < enough;
@@ -210,12 +210,12 @@ pub(super) fn take_run_back(core: &Core, enough: u32) -> bool {
     candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
 }
 
-/// Makes `run` a run of the arena again, if it is a lent one, but for the folios that cannot move.
+/// Makes `run` a run of the arena again, if it is hollow, but for the folios that cannot move.
 pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
     // Dropped after the run is released.
     let mut woken = Woken::default();
     let Some(held) = core.frames.take_free_in(run) else { return false };
-    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and
+    // Asked now that it cannot change: a hollow run that was free for a moment is the arena's, and
     // may have folios of it.
     if !core.frames.is_hollow(run) && !mutant::on(Mutant::TakeBackAnyRun) {
         return false;
@@ -243,8 +243,8 @@ mod tests {
     use crate::source::Memory;
     use crate::{Cache, File, Hint, Options, Space};
 
-    /// What compaction takes for a lent run may have become one of the arena meanwhile, with folios
-    /// or without.
+    /// What compaction takes for a hollow run may have become one of the arena meanwhile, with
+    /// folios or without.
     #[test]
     fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();
@@ -276,7 +276,7 @@ mod tests {
         let core = cache.core();
         let is_used = |run: &FrameNumber| core.frames.free_in(*run).len() > 1;
         let run = core.frames.hollow_runs().find(is_used).unwrap();
-        // One that stays lent, and one where the page can go.
+        // One that stays hollow, and one where the page can go.
         assert!(core.frames.hollow_out_run());
         assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
         assert!(core.frames.hollow_out_run());
@@ -331,8 +331,8 @@ mod tests {
     const PAGE: usize = 4096;
     const RUN: usize = 2 << 20;
 
-    /// Of a cache of 64 MiB, 52 MiB were lent, and in each 2 MiB of these a page is still in use.
-    /// Now files want the memory: how many runs stay lent, and what part of the budget is cached
+    /// Of a cache of 64 MiB, 52 MiB were hollow, and in each 2 MiB of these a page is still in use.
+    /// Now files want the memory: how many runs stay hollow, and what part of the budget is cached
     /// of a file, in percent.
     fn left_to_files(cache: &Cache) -> (usize, usize) {
         let core = cache.core();
@@ -420,7 +420,7 @@ mod tests {
         let held = map.hold(0..PAGE).unwrap();
         let is_used = |run: &FrameNumber| !core.frames.free_in(*run).is_full();
         let run = core.frames.hollow_runs().find(is_used).unwrap();
-        // One that stays lent.
+        // One that stays hollow.
         assert!(core.frames.hollow_out_run());
         assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
         assert!(super::take_back(core, run) && core.frames.is_movable(run));
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!((byte, cache.stats().swap_pages_written), ([7], 0));
     }
 
-    /// Whether a run is lent in which there is a page of own memory that is held.
+    /// Whether a run is hollow in which there is a page of own memory that is held.
     fn is_lent_beside_what_is_held(mutant: Option<Mutant>) -> bool {
         let cache = Cache::new(Options::new(32 << 20)).unwrap();
         let core = cache.core();
@@ -449,7 +449,7 @@ mod tests {
         let _held = map.hold(0..PAGE).unwrap();
         let is_used = |run: &FrameNumber| !core.frames.free_in(*run).is_full();
         let used = core.frames.hollow_runs().find(is_used).unwrap();
-        // One that stays lent.
+        // One that stays hollow.
         assert!(core.frames.hollow_out_run());
         assert_eq!(core.frames.alloc_hollow(Order::MAX).unwrap().1, Order::MAX);
         assert!(super::take_back(core, used) && !core.frames.is_hollow(used));
@@ -473,7 +473,7 @@ mod tests {
         (cache, file)
     }
 
-    /// Whether a run is lent, where guards of a page each lie in the eight runs that have most
+    /// Whether a run becomes hollow, where guards of a page each lie in the eight runs that have most
     /// free, and little is free in the others.
     fn is_lent_beside<'f, G>(
         (cache, file): &'f (Cache, File),
@@ -521,8 +521,8 @@ mod tests {
         assert!(is_lent_beside(&cache, None, |file, page| file.borrow(page, &reader)), "borrows");
     }
 
-    /// What compaction has chosen may have been lent meanwhile, and have pages of own memory: these
-    /// have no other place.
+    /// What compaction has chosen may be hollow by now, and have pages of own memory: these have no
+    /// other place.
     #[test]
     fn a_run_that_was_lent_meanwhile_is_not_emptied() {
         let mut options = Options::new(32 << 20);

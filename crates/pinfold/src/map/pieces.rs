@@ -20,8 +20,8 @@ use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
 use crate::pages::residency::Candidate;
 
-/// The part of the lent memory whose pieces wait. What comes to a piece meanwhile stays, and pages
-/// that stay divide the others, which then leave by an interrupt each: so it is small.
+/// The part of the hollow frames whose pieces wait. What comes to a piece meanwhile stays, and
+/// pages that stay divide the others, which then leave by an interrupt each: so it is small.
 const WAITING_SHARE: u64 = 32;
 
 /// The most folios of a piece that are looked at together: what a page table has.

@@ -35,10 +35,10 @@ pub(crate) struct MappedOfCache {
     pub(crate) to_write: ToWrite,
     /// Pages of maps and own memory, by the program.
     pub(crate) held: Level,
-    /// Pages of folios, by threads that wait for lent memory.
+    /// Pages of folios, by threads that wait for hollow frames.
     waiting_with: Level,
     waiting_most: u32,
-    /// How many folios were lent so far: where that goes on, lent memory is not lacking.
+    /// How many folios were lent so far: where that goes on, hollow frames are not lacking.
     pub(crate) lent: AtomicU64,
     uffd: OnceLock<Arc<Uffd>>,
     pub(crate) swap: Option<Swap>,
@@ -99,7 +99,7 @@ impl MappedOfCache {
         Ok(self.uffd.get().expect("made above"))
     }
 
-    /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
+    /// Whether a thread may wait for hollow frames with a folio of so many pages, until what this
     /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
     /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each
     /// other.

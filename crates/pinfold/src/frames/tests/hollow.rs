@@ -11,9 +11,9 @@ fn resident(frames: &Frames, head: FrameNumber, order: Order) -> usize {
     pages.iter().filter(|&&page| page & 1 == 1).count()
 }
 
-/// A run is taken back and lent again while a hollow folio in it is in use. Returns whether the
+/// A run is taken back and hollow again while a hollow folio in it is in use. Returns whether the
 /// arena got the rest of it, whether the system found memory for the folio's frames meanwhile, and
-/// whether the run was lent.
+/// whether the run was hollow then.
 fn around_what_is_in_use() -> (bool, bool, bool) {
     let frames = open(TEST_FRAMES);
     let fresh = frames.stats();
@@ -70,7 +70,7 @@ fn a_hollow_folio_in_use_keeps_its_frames_and_not_their_run() {
     assert_eq!(wrong.1, huge_pages_come(), "the mutant does nothing");
 }
 
-/// Whether a run is lent in which there is an ordinary folio, and whether it has its memory then.
+/// Whether a run is hollow in which there is an ordinary folio, and whether it has its memory then.
 fn is_lent_with_bytes() -> (bool, bool) {
     let frames = open(TEST_FRAMES);
     let used = frames.alloc_of(Order::MIN, Mobility::Movable).expect("all is free");

@@ -381,7 +381,7 @@ fn futures_are_woken_when_no_place_is_claimed_any_more() {
     assert!(mutant::with(Some(Mutant::LendWakesEarly), is_claimed_when_woken));
 }
 
-/// Pages that are accessed in lent memory that is in pieces.
+/// Pages that are accessed where hollow frames are scattered.
 const PIECES: u64 = 40;
 
 /// Sevens that can be read so many times: who reads without end gets an error.
@@ -563,7 +563,7 @@ fn a_page_gets_into_lent_memory_that_has_no_large_block() {
     assert!(error.to_string().contains("read too often"), "{error}");
 }
 
-/// What becomes of a thread that has read a folio and finds no lent memory for it, where others
+/// What becomes of a thread that has read a folio and finds no hollow frames for it, where others
 /// wait with as much as may be.
 fn ready_where_many_wait(patience: Duration) -> Result<bool> {
     let mut options = Options::new(16 * MIB as u64);

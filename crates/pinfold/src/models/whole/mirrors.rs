@@ -269,7 +269,7 @@ fn what_is_evicted_or_moved_leaves_the_mirror() {
     holds_and_catches(Stores::AtOnce, evicted, &mutants);
 }
 
-/// All steps of a mirror's pages, with folios of up to two pages, and lent runs that are taken
+/// All steps of a mirror's pages, with folios of up to two pages, and hollow runs that are taken
 /// back.
 fn all() {
     run(

@@ -437,7 +437,7 @@ impl Fixture {
             "folios wait for nobody"
         );
         let slabs = self.core.nodes.stats().slabs as u32;
-        // A run that was lent and is not wanted for a mirror stays lent until the arena wants it.
+        // A hollow run that is not wanted for a mirror stays hollow until the arena wants it.
         let frames = &self.core.frames;
         let free = frames.free_frames() + frames.free_hollow() + slabs;
         assert_eq!(free, self.fresh.free_frames, "frames are lost");

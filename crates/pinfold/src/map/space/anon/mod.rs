@@ -3,7 +3,8 @@
 //! An *area* is private memory of one map, registered with the space's userfaultfd for missing
 //! pages and for stores to protected ones. A page is put to the map's address when its bytes are
 //! complete (`UFFDIO_COPY`), and taken out when they are elsewhere. Each page in memory is a folio
-//! of the cache, with a frame of a lent run: so it is in the budget, and the one policy evicts it.
+//! of the cache, with a frame of a hollow run: so it is in the budget, and the one policy evicts
+//! it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,7 +18,7 @@
 //! | `calls.rs` | the calls of the system |
 //!
 //! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
-//! `swap/pages.rs`.
+//! `mapped/swap/pages.rs`.
 //!
 //! # Locks
 //!

@@ -5,11 +5,12 @@
 //!
 //! 1. take slots, adjacent ones if there are;
 //! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
-//!    states say `Writing`, and they are protected against stores: one call for adjacent pages;
-//! 3. without it, copy them (`proc.rs`), and write the copies, unless they are all zeros, which a page
-//!    that was never stored to is, too: adjacent slots by one write;
-//! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
-//!    slots of the others are free again.
+//!    states (`mapped/swap/pages.rs`) become `Writing`, and then they are protected against stores:
+//!    one call for adjacent pages;
+//! 3. without it, copy them (`proc.rs`), and write the copies, unless they are all zeros, which a
+//!    page that was never stored to is, too: adjacent slots by one write;
+//! 4. under the mutex: the pages that were not stored to meanwhile are clean; the slots of the
+//!    others are free again.
 //!
 //! Then eviction takes them out as any other clean folio, under the mutex again: a store that comes
 //! between 4 and that makes the page dirty, and it stays.

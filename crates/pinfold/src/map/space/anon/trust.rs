@@ -2,8 +2,8 @@
 //!
 //! The states of own memory's pages say which are in memory, and which are protected against
 //! stores. But the page table is the kernel's: KSM ends a protection without a fault, and
-//! madvise(2) and munmap(2) take pages away. [docs/map.md](../../../../../docs/map.md) lists all
-//! that may change it ("What the kernel does to it"), and what is left of KSM.
+//! madvise(2) and munmap(2) take pages away. `docs/map.md` lists all that may change it ("What the
+//! kernel does to it"), and what is left of KSM.
 //!
 //! So nobody relies on a protection that was not looked up, under the `change` mutex:
 //!

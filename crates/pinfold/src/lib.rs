@@ -54,25 +54,15 @@
 //! the others take the number of a page.
 //!
 //! "No store to shared memory" holds for `borrow` and for short reads
-//! ([`Options::short_read_max_bytes`]) once a folio has been used three times. Until then, a thread
-//! that comes to the folio from another one stores the folio's use count. Under memory pressure,
-//! eviction lowers that count again.
+//! ([`Options::short_read_max_bytes`]) but to note first reads, the first three uses of the folio,
+//! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses
+//! where memory is short.
 //!
 //! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
 //!
 //! # Examples
 //!
-//! Whole programs in the repository, in `crates/pinfold/examples`:
-//!
-//! | example | what it shows |
-//! |---|---|
-//! | `range_server` | ten thousand requests at once, by tokio: pages go to sockets as `Bytes`, without a copy |
-//! | `thread_per_core` | a runtime for each core, and one cache for all: tasks share files and pages by `Rc` |
-//! | `event_loop` | an event loop of one's own, by epoll and [`Completions`], without a runtime |
-//! | `pin_to_socket` | pinned bytes as the fixed buffers of an `io_uring`, sent without a copy |
-//! | `open` | what opening a file and [`File::refresh`] cost, beside the standard library's open |
-//! | `cold` | how long a file takes that is read once, by many readers, with a large and a small budget |
-//! | `hits` | hits by each of the ways in, to count their instructions by callgrind |
+//! Whole programs are in the repository, in `crates/pinfold/examples`. Its `README.md` lists them.
 //!
 //! # What blocks
 //!

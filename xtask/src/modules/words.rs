@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::tree::Tree;
 
-/// Who may know the words of mapped memory: its rooms, the seam; the face, which says to programs
-/// what there is; and the list of mutants.
+/// Who may know the words of mapped memory: its folders, and the file by which the cache proper
+/// knows of it; the files that say to programs what there is; and the lists of mutants.
 const KNOW: [&str; 11] = [
     "map",
     "mapped",

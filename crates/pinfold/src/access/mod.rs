@@ -2,10 +2,10 @@
 //! only those below it.
 //!
 //! ```text
-//! futures/   copying and counted borrows for asynchronous programs
+//! futures/   copying and counted guards for asynchronous programs
 //! many/      batches of the first two, prefetches, and `Hint::WillNeed`
 //! pin/       the third way in: pinned ranges
-//! borrow/    the second: reading in place, announced, counted or optimistic
+//! borrow/    the second: reading in place: borrows, counted guards, optimistic reads
 //! read       the first: copying out
 //! found      the look-ups that all of them share
 //! ```

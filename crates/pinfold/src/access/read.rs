@@ -2,7 +2,7 @@
 //!
 //! | path | when | stores to shared memory |
 //! |---|---|---|
-//! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none; the use count while it is below its maximum |
+//! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none, but to note a use (`frames/uses.rs`) |
 //! | counted | the rest of what is cached | one add and one subtraction on the folio's count |
 //! | filled | what is not cached | as counted, after `fill` |
 //!

@@ -119,7 +119,7 @@ impl File {
     /// unspecified.
     ///
     /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
-    /// and the copy, with no store to shared memory once the folio has been used three times; above
+    /// and the copy, with no store to shared memory but [to note a use](crate#which-way-in); above
     /// the limit, or where the short read fails, one atomic add and one subtraction per folio.
     ///
     /// # Errors
@@ -218,8 +218,8 @@ impl File {
     /// `reader`, which belongs to the calling thread.
     ///
     /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing shared is
-    /// written once the folio has been used three times. A reader has 16 slots; while all are in
-    /// use the guard takes a counted reference, as [`get`](Self::get) does.
+    /// stored but [to note a use](crate#which-way-in). A reader has 16 slots; while all are in use
+    /// the guard takes a counted reference, as [`get`](Self::get) does.
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
     /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): 16 slots keep at most a

@@ -14,7 +14,7 @@
 //! entry       the words of an entry, by which readers check a frame
 //! count       the count, or the same on a model checker's atomics
 //! arena       one reservation of memory, kept until the cache is dropped
-//! copy        copying out of a frame that may change meanwhile
+//! copy        copying out of a frame that may change meanwhile (under loom, `bytes`)
 //! predict     a page's address, guessed before its entry is there
 //! prefetch    asking the processor for memory
 //! give_back   giving memory back to the system

@@ -14,6 +14,17 @@
 //! long as nothing is known. The first read of a part is no use. Before the first use, the bit of a
 //! part of several pages stands for one of its pages, at another place in each part: so whoever
 //! reads one page of each part has few bits. From the first use on it stands for any page.
+//!
+//! # When a read stores here
+//!
+//! 1. Not if the word is `SETTLED`: readers look at nothing else first ([`Frame::is_used_most`]).
+//! 2. Not if the thread read these very pages last: `comes_to` in `base/counters.rs`; of a borrow,
+//!    its reader's `last` (`access/borrow/reader.rs`). These also say whether the thread *comes*
+//!    from another folio. A pin always comes; an optimistic read never does, and asks only whether
+//!    it may be the first of its part.
+//! 3. Not if the entry says already what the read would add (`is_noted`).
+//! 4. Otherwise `note_news` stores the first reads of parts; then a use, if the thread comes; and
+//!    the parts that are used.
 
 use std::ops::Range;
 

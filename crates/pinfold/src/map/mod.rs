@@ -1,8 +1,7 @@
 //! Memory that shows files, or that is the program's own, under the budget of a cache.
 //!
-//! It stands on `cache.rs`, `file/` and `access/`; below the file's face it uses `pages/` and
-//! `mapped/`, which ask it nothing but what `pages/outside.rs` has. A file uses only those in the
-//! rows below it.
+//! It stands on `cache.rs`, `file/` and `access/`; it also uses `pages/` and `mapped/`, which ask
+//! it nothing but what `pages/outside.rs` has. A file uses only those in the rows below it.
 //!
 //! ```text
 //! outside    what the cache proper is answered and told of folios whose bytes are here

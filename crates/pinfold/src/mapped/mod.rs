@@ -2,8 +2,8 @@
 //! memory goes, and how a fault is waited for. Which maps there are, and how faults are served, is
 //! `map/`.
 //!
-//! It stands on `index/`, `source/`, `frames/` and `base/`. A file uses only those in the rows
-//! below it.
+//! It stands on `options`, `stats`, `error`, `source/`, `frames/` and `base/`. A file uses only
+//! those in the rows below it. Where the feature `map` is off, `none.rs` stands in for all.
 //!
 //! ```text
 //! parts     what a cache, a file and its `change` mutex have for mapped memory

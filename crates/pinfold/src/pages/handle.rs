@@ -1,4 +1,4 @@
-//! One open of a file, with all that a hit needs of the cache and the file in one cache line.
+//! One value of `File`, with all that a hit needs of the cache and the file in one cache line.
 
 use std::ops::Range;
 use std::ptr::NonNull;

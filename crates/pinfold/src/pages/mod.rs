@@ -1,13 +1,13 @@
 //! The cache proper: which pages of which files are in memory, and how they come and go. It stands
-//! on `mapped/`, `index/`, `source/`, `frames/` and `base/`; a file uses only those below it.
+//! on `mapped/` and what is below that; a file uses only those below it.
 //!
 //! ```text
 //! fill/       a miss: which thread fills, which wait; reading ahead
 //! reclaim/    memory under the budget: allocation, eviction, the daemon, compaction
-//! freeze/     what needs a folio that nobody uses: drop, split, migrate, revoke
-//! handle      one open of a file, with all that a hit needs in one cache line
+//! freeze/     what is done to a live folio under its file's mutex: freeze, split, migrate, drop
+//! handle      one value of `File`, with all that a hit needs in one cache line
 //! core        the parts of one cache together; holding a folio, and letting it go
-//! outside     the seam: folios whose bytes are outside of the arena
+//! outside     what is asked and told of folios whose bytes are outside of the arena
 //! mapping     one file: its index, its `change` mutex, its length, its source
 //! readers/    a record of slots for each reader, the scan of all, deferred folios
 //! pressure/   watermarks; the threads and futures that wait for memory

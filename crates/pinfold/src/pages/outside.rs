@@ -1,4 +1,4 @@
-//! The seam: folios whose bytes are outside of the arena, because maps show them.
+//! Folios whose bytes are outside of the arena, because maps show them.
 //!
 //! A *hollow* folio has frames of a hollow run, without memory (`frames/mobility.rs`): its bytes
 //! are outside, and its entry says so. Of some files a few folios are hollow; of others all are,

@@ -3,9 +3,11 @@
 //!
 //! | way | file | stores to shared memory | may it leave its thread? |
 //! |---|---|---|---|
-//! | announced, [`Borrowed`] | `slot.rs` | none: one store to a line of the thread's own, one at the end | no |
-//! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
+//! | announced, [`Borrowed`] | `slot.rs`, `reader.rs` | none: one store to a line of the thread's own, one at the end | no |
+//! | stamped, [`Optimistic`] | `optimistic.rs` | none; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
+//!
+//! Beside these, each notes uses (`frames/uses.rs`).
 
 mod admit;
 mod counted;

@@ -3,7 +3,7 @@
 //!
 //! [`Clients`] is given a client's userfaultfd and mappings, and serves the client's faults from a
 //! [`File`] of the cache. The socket and the protocol are those of `pinfold serve`
-//! ([docs/serve.md](../../../../docs/serve.md)).
+//! (`docs/serve.md`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -15,6 +15,7 @@
 //! | `regions.rs` | which addresses of a client are which pages |
 //! | `foreign.rs` | the userfaultfd of another process |
 //! | `pages.rs` | sets of pages |
+//! | `error.rs` | why a client is not served |
 //!
 //! # States of a fault
 //!

@@ -1,8 +1,8 @@
 //! From an address to the record of its map, for all spaces of the process, without a lock.
 //!
 //! A map begins at a multiple of 2 MiB, and no other map has a part of its last 2 MiB. So each
-//! *granule* of 2 MiB belongs to one map at most. The index is a table of two levels: the first has
-//! a pointer for each 16 GiB of addresses, and is part of the program; a leaf has a number for each
+//! *granule* of 2 MiB belongs to one map at most. There is a table of two levels: the first has a
+//! pointer for each 16 GiB of addresses, and is part of the program; a leaf has a number for each
 //! granule, and is made when one of its granules is first mapped. Leaves are never freed.
 //!
 //! What is found may be out of date: whoever has it asks the record, under its lock. Whoever maps

@@ -13,12 +13,12 @@
 //! | `anon_map.rs`, `anon/` | own memory: anonymous memory and private views of files |
 //! | `fault.rs` | a fault, step by step |
 //! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
-//! | `index.rs` | from an address to a record |
+//! | `index.rs` | the table from an address to a record |
 //! | `signal.rs` | faults that the faulting thread serves itself |
 //! | `stacks.rs` | stacks on which they do so |
 //! | `handlers.rs` | faults that threads of the space serve |
 //! | `stats.rs`, `counter.rs` | what is counted |
-//! | `compared.rs` | what faults are compared with, and what is measured of locks |
+//! | `compared.rs` | what faults are compared with, and what is measured of locks; `not_compared.rs` is its stand-in |
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod ahead_tests;

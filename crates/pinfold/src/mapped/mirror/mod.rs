@@ -1,14 +1,15 @@
 //! A file's mirror: a memfd in which each page has its own offset in the file, so that it can be
 //! mapped; and who owns which place of it. Which folios are put there is decided in `map/lend.rs`;
-//! when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`.
+//! when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`. `view.rs` is the cache's own view
+//! of the memfd, `shown.rs` has where maps show it, `samples.rs` how much of a folio they access.
 //!
 //! # Present means up to date
 //!
 //! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
 //! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
 //! view, with all of its bytes. So the kernel itself may map whatever it finds, and a fault on a
-//! page that is absent is the only one that the program has to serve.
-//! [docs/map.md](../../../docs/map.md) has what else was tried.
+//! page that is absent is the only one that the program has to serve. `docs/map.md` has what else
+//! was tried.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!

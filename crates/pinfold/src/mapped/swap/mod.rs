@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
 //! | `slots.rs` | which slots are free |
-//! | `pages.rs` | the states of a page, and the protocol of a page-out |
+//! | `pages.rs` | the states of a page |
 //!
-//! Which pages go there is decided in `reclaim`; `space/anon/` moves them.
+//! Which pages go there is decided in `pages/reclaim/`; `map/space/anon/out.rs` has the steps of a
+//! page-out.
 
 pub(crate) mod pages;
 pub(crate) mod slots;

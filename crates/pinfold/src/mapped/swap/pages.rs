@@ -1,7 +1,7 @@
-//! Where the bytes of each page of own memory are: the states of a page, and the steps of a
-//! *page-out* (writing a page to the swap so that it can leave memory) as far as they concern
-//! these. Whether the page is in memory, the mapping's index says. The mapping's `change` mutex
-//! guards a value; so each method is one step.
+//! Where the bytes of each page of own memory are: the states of a page. The steps of a *page-out*
+//! (writing a page to the swap so that it can leave memory) are in `map/space/anon/out.rs`. Whether
+//! the page is in memory, the mapping's index says. The mapping's `change` mutex guards a value; so
+//! each method is one step.
 //!
 //! # States
 //!

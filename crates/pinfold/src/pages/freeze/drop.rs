@@ -1,5 +1,5 @@
 //! Dropping: folios leave their file and are not replaced, held or not. [`drop_clean`] keeps dirty
-//! ones; [`discard`] is only for bytes that the file does not have any more.
+//! ones; [`resize`] drops nothing more once the file has one; [`discard`] loses them: for models.
 //!
 //! For each folio of the range, under the `change` mutex:
 //! 1. make the version odd (it already is if the folio is being filled: its filler notices when the

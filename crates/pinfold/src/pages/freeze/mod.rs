@@ -2,10 +2,10 @@
 //!
 //! | file | subject | freezes | scans the slots | the folio then |
 //! |---|---|---|---|---|
-//! | `users.rs` | who may still use a folio in place; ending the grant of a large folio | the step itself | the step itself, but for a grant: its bytes stay | is thawed |
+//! | `users.rs` | who may still use a folio in place; ending the grant of a large folio | the step itself | the step itself; not for a grant, as the bytes stay | is thawed |
 //! | `together.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
 //! | `migrate.rs` | moving a folio's bytes to other frames | yes | yes | is replaced |
-//! | `split.rs` | making small folios of a large one | yes | yes | is handed out in pieces |
+//! | `split.rs` | making small folios of a large one | yes | yes | is handed out as small ones |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd

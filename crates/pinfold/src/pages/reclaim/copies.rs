@@ -2,12 +2,12 @@
 //! any file.
 //!
 //! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made. A
-//! longer one, or where there is no block, is *outside*, in a mapping of its own, for which it
-//! takes as many pages of the arena, and gives their memory back to the system. So the arena and
+//! longer one, or where there is no block, is *outside*, in memory of its own (mmap(2)), for which
+//! it takes as many pages of the arena, and gives their memory back to the system. So the arena and
 //! all copies together have exactly the budget. It takes whole runs as long as there are any: the
 //! memory of a part of a huge page comes back to the system only when that is short of it.
 //!
-//! Folios of copies have no mapping: nothing evicts or moves them. What all copies have is limited
+//! Folios of copies are of no file: nothing evicts or moves them. What all copies have is limited
 //! as pins are. Until its bytes were read, a copy also counts as on its way from its file
 //! (`pressure/on_its_way.rs`).
 

@@ -1,7 +1,23 @@
 //! Memory under the budget: allocation, and the eviction that it needs. `residency` decides which
 //! folio goes, `pressure` has the watermarks and waiting threads, `freeze` takes a folio apart. The
-//! arena *is* the budget: everything in it is data, the frame table with the ghosts, or slabs of
-//! index nodes.
+//! arena *is* the budget: everything in it is data, the frame table with the ghosts, or index
+//! nodes.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | allocating a folio; how long a thread tries |
+//! | `evict.rs` | eviction, step by step |
+//! | `daemon.rs` | the thread that evicts in the background |
+//! | `compact.rs` | making whole runs and blocks by moving folios |
+//! | `unmovable.rs` | memory for index nodes, and for what is about to be pinned |
+//! | `copies.rs` | memory for copies (`File::bytes`) |
+//! | `census.rs` | what fills the memory, for errors |
+//! | `by_range.rs` | splitting and moving what is cached of a range, for tests |
+//!
+//! Every `NoMemory` is made by [`shortage`]. Its callers decide that the wait is over: for a folio
+//! in [`allocate`], for a file with enough on its way in [`wait_for_own_file`], for copies in
+//! `copies.rs`, for futures and batches in `access/futures/` and `access/many/`; the rest are in
+//! `map/`.
 
 #[cfg(any(test, feature = "testing"))]
 mod by_range;

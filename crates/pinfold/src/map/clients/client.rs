@@ -4,7 +4,7 @@
 //! | the page | `Shared` | `Private` |
 //! |---|---|---|
 //! | removed by the client, or known to be zeros | `UFFDIO_ZEROPAGE` of the run | the same |
-//! | in the cache | is lent; `UFFDIO_CONTINUE` of the lent run | `UFFDIO_COPY` of the folio |
+//! | in the cache | is lent; `UFFDIO_CONTINUE` of the adjacent lent pages | `UFFDIO_COPY` of the folio |
 //! | neither | is read; the fault waits | the same |
 //!
 //! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror is

@@ -143,13 +143,15 @@ impl Options {
     /// Outside of the budget are:
     /// - for each file that is open or cached, about 1.6 KiB
     ///   ([`Stats::files_bytes`](crate::Stats::files_bytes)), and 4 bytes for each 256 KiB of its
-    ///   length, at most 256 KiB, or 512 KiB if it has grown
+    ///   length, at most 256 KiB, and 256 KiB more once a page is cached beyond the length at open
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
     /// - 280 bytes and its path for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
     /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries
     ///   and 10 KiB, until the thread ends;
+    /// - some 3 KiB for each file that is or was mapped, as long as it is open, 720 bytes for each
+    ///   further map of it, and 3 KiB for each map of own memory;
     /// - for own memory, what [`Space::map_anon`](crate::Space::map_anon) says.
     pub fn new(budget_bytes: u64) -> Self {
         Options {

@@ -37,10 +37,15 @@ pub enum Changed {
     /// Nothing, as far as its length and times say: all that is cached stays, unless it was read
     /// within 20 ms of the last change ([`Cache::open`](crate::Cache::open) says when and why).
     No,
-    /// It was appended to: what is cached stays, but for the folio that had the end.
+    /// It was appended to: what is cached stays, but for the folio that had the end. A change of
+    /// other bytes within the same tick of the file system's clock is not seen later either. A tick
+    /// is 10 ms at most, but 2 s where times are whole seconds; ext4, XFS, Btrfs and tmpfs have none
+    /// since Linux 6.13.
     Grown,
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
-    /// cached is left.
+    /// cached is left. An append that is under way may look so, too: some file systems, such as
+    /// ext4, change the time before the length. So a reader of a log compares the last record with
+    /// what it remembers, before it begins anew.
     Rewritten,
     /// Its path names another file now, or none. This handle still reads the file that it was
     /// opened for, and nothing is left that was read before the last change of that file.

@@ -74,6 +74,7 @@ impl Frames {
         self.lists.lock().may_take_back()
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn hollow_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
         self.whole_runs().filter(|&run| self.is_hollow(run))
     }
@@ -90,7 +91,7 @@ impl Frames {
 
 /// The fewest frames for which a run is taken back that cannot be emptied: an eighth of it. So what
 /// is in use keeps no more than a seventh of its own size from the arena.
-const TAKEN_BACK_MIN: u32 = Order::MAX.frames() / 8;
+pub(crate) const TAKEN_BACK_MIN: u32 = Order::MAX.frames() / 8;
 
 impl HeldRun<'_> {
     /// Makes the run, if it is a hollow one, one of the arena, but for the folios in it. False if

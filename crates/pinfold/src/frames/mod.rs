@@ -59,6 +59,8 @@ pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 #[cfg(feature = "map")]
 pub(crate) use give_back::give_back;
+#[cfg(feature = "map")]
+pub(crate) use hollow::TAKEN_BACK_MIN;
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;
 pub(crate) use prefetch::prefetch;
@@ -388,6 +390,7 @@ impl Frames {
     }
 
     /// The heads of the aligned 2 MiB runs in which every frame can be data.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
         self.runs.whole()
     }

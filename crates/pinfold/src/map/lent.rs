@@ -13,16 +13,17 @@
 
 use std::time::Duration;
 
+use crate::base::heap;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::wait::Woken;
-use crate::frames::{FrameNumber, Order};
+use crate::frames::{FrameNumber, Order, TAKEN_BACK_MIN};
 use crate::mapped::task::{Rests, Waiter};
 use crate::pages::core::Core;
 
 use crate::pages::reclaim::{
-    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, Shortage, evict, evict_again, evict_at_once,
-    shortage,
+    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, RunContent, Shortage, best_runs, evict,
+    evict_again, evict_at_once, shortage,
 };
 
 /// How often room for the first run is made: other threads take what is free.
@@ -33,9 +34,6 @@ const PAGES_AT_ONCE: u32 = 16;
 
 /// How long a task rests that has found no hollow frames.
 pub(crate) const TASK_NAP: Duration = Duration::from_micros(500);
-
-/// How many runs are tried to be taken back.
-const RUNS_MAX: usize = 8;
 
 /// [`Patience`] of who waits for hollow frames: threads that get some take turns, and a mapped
 /// access that came late has its turn yet. An error would be a signal.
@@ -174,7 +172,7 @@ fn count(core: &Core, got: (FrameNumber, Order)) -> (FrameNumber, Order) {
 fn lend(core: &Core) -> bool {
     let enough = core.pressure.high_frames + Order::MAX.frames();
     core.frames.free_frames() >= enough
-        && (core.frames.hollow_out_run() || reclaim::hollow_out(core))
+        && (core.frames.hollow_out_run() || heap::has_room() && reclaim::hollow_out(core))
 }
 
 /// Frees hollow frames up to the high watermark, if any are in use, or makes a run hollow. For the
@@ -196,18 +194,21 @@ pub(super) fn keep_some_free(core: &Core) {
 /// Who uses hollow runs keeps some free: else what a program has just given up could go to the
 /// arena, and its next store would find nothing.
 pub(super) fn take_run_back(core: &Core, enough: u32) -> bool {
-    let wanted = core.frames.free_frames() < enough;
+    if core.frames.free_frames() >= enough {
+        return false;
+    }
     let free = core.frames.free_hollow();
     let is_used = core.frames.hollow_frames() > free && !mutant::on(Mutant::TakesAllBack);
     let kept = if is_used { core.pressure.low_frames } else { 0 };
     let spare = free >= Order::MAX.frames() + kept && core.frames.may_take_back();
-    if !wanted || !spare {
+    if !spare || !heap::has_room() {
         return false;
     }
-    let mut candidates: Vec<(u32, FrameNumber)> =
-        core.frames.hollow_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
-    candidates.sort_unstable();
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
+    let rank = |_, content: &RunContent| {
+        let is_worth_it = content.held + TAKEN_BACK_MIN <= Order::MAX.frames();
+        is_worth_it.then_some((true, true, content.free))
+    };
+    best_runs(core, &core.pressure.take_back_hand, true, rank).any(|run| take_back(core, run))
 }
 
 /// Makes `run` a run of the arena again, if it is hollow, but for the folios that cannot move.
@@ -237,6 +238,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use crate::base::heap;
     use crate::base::mutant::{self, Mutant};
     use crate::frames::{FrameNumber, Order};
     use crate::pages::reclaim;
@@ -501,6 +503,27 @@ mod tests {
         }
         runs.values().skip(8).take(4).for_each(|pages| pages[8..].iter().for_each(drop_page));
         mutant::with(mutant, || reclaim::hollow_out(core))
+    }
+
+    /// What would move is listed in the heap.
+    #[test]
+    fn without_a_heap_no_run_is_emptied() {
+        let (cache, file) = full_of_pages();
+        let core = cache.core();
+        while core.frames.hollow_out_run() {}
+        let without = |does: &dyn Fn() -> bool| {
+            heap::HAS_NO_ROOM.set(true);
+            let done = does();
+            heap::HAS_NO_ROOM.set(false);
+            done
+        };
+        (0..file.len()).step_by(4 * PAGE).for_each(|at| {
+            file.invalidate(at..at + PAGE as u64).unwrap();
+        });
+        let lend = || super::lend(core);
+        assert!(!without(&lend) && lend());
+        let take_back = || super::take_run_back(core, u32::MAX);
+        assert!(!without(&take_back) && take_back());
     }
 
     /// To try the others comes too late: the eight would be tried each time.

@@ -56,6 +56,11 @@ pub(crate) struct Pressure {
     pub(crate) making_block: Mutex<()>,
     /// Where the next such thread begins.
     pub(crate) block_hand: AtomicU32,
+    /// Where the next look for a run to make hollow begins, and that for one to take back.
+    #[cfg(all(feature = "map", not(loom)))]
+    pub(crate) hollow_out_hand: AtomicU32,
+    #[cfg(all(feature = "map", not(loom)))]
+    pub(crate) take_back_hand: AtomicU32,
     pub(crate) evictors: Level,
     /// Pages that the program keeps.
     pub(crate) copied: Level,
@@ -79,6 +84,10 @@ impl Pressure {
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
+            #[cfg(all(feature = "map", not(loom)))]
+            hollow_out_hand: AtomicU32::new(0),
+            #[cfg(all(feature = "map", not(loom)))]
+            take_back_hand: AtomicU32::new(0),
             evictors: Level::default(),
             copied: Level::default(),
         }

@@ -2,8 +2,8 @@
 //! hollow folios, to make it a hollow one.
 //!
 //! 1. of the runs in which all folios seem to be movable, pick those with most free frames that are
-//!    not entirely free, movable runs first, and try them in turn; or, of a few movable runs, the
-//!    block with most;
+//!    not entirely free, movable runs first (`runs.rs`), and try them in turn; or, of a few movable
+//!    runs, the block with most;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
 //!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;
@@ -21,7 +21,11 @@ use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, Frozen, To};
 use crate::pages::residency::Candidate;
 
-/// That are tried, or looked at for a block.
+#[cfg(all(feature = "map", not(loom)))]
+use super::runs::best_runs;
+use super::runs::{RunContent, best_of_all_runs, can_move};
+
+/// That are looked at for a block.
 const RUNS_MAX: usize = 8;
 
 const BLOCKS_MAX: usize = 2;
@@ -30,10 +34,15 @@ pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
     }
-    candidates(core, false).any(|run| empty_run(core, run))
+    let rank = |run, content: &RunContent| {
+        let rank = (true, core.frames.is_movable(run), content.free);
+        (content.free > 0 && content.held == 0).then_some(rank)
+    };
+    best_of_all_runs(core, rank).any(|run| empty_run(core, run))
 }
 
-/// Makes a run hollow, with the hollow folios in it; false if that is impossible.
+/// Makes one of the runs that it looks at hollow, with the hollow folios in it; false if that is
+/// impossible. Takes small blocks of the heap.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn hollow_out(core: &Core) -> bool {
     let becomes_hollow = |run| {
@@ -49,36 +58,12 @@ pub(crate) fn hollow_out(core: &Core) -> bool {
         }
     };
     // First those of which all is free then: a large folio may be wanted.
-    candidates(core, false).any(becomes_hollow)
-        || !mutant::on(Mutant::UsedStaysUnhollow) && candidates(core, true).any(becomes_hollow)
-}
-
-/// The runs that are tried, in this order. In those of which `hollow_stay`, hollow folios may stay.
-fn candidates(core: &Core, hollow_stay: bool) -> impl Iterator<Item = FrameNumber> {
-    let mut runs: Vec<(bool, u32, FrameNumber)> = core
-        .frames
-        .whole_runs()
-        .filter(|&run| !core.frames.is_hollow(run))
-        .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
-        .filter(|&(_, free, run)| free > 0 && !has_what_stays(core, run, hollow_stay))
-        .collect();
-    runs.sort_unstable();
-    runs.into_iter().rev().take(RUNS_MAX).map(|(.., run)| run)
-}
-
-/// Whether the run has folios that cannot move, unless they are hollow ones and these may stay.
-fn has_what_stays(core: &Core, run: FrameNumber, hollow_stay: bool) -> bool {
-    let frames = run.0..run.0 + Order::MAX.frames();
-    let may_stay = |head: FrameNumber| {
-        hollow_stay && core.frames.frame(head).is_hollow() || mutant::on(Mutant::InUseTried)
+    let rank = |run, content: &RunContent| {
+        let may_stay = content.held == 0 || !mutant::on(Mutant::UsedStaysUnhollow);
+        let rank = (content.held == 0, core.frames.is_movable(run), content.free);
+        (content.free > 0 && may_stay).then_some(rank)
     };
-    let stays = |head: FrameNumber| {
-        !core.frames.frame(head).count.word().is_frozen()
-            && !may_stay(head)
-            && can_move(core, head).is_none()
-    };
-    let is_borrowed = |head: FrameNumber| frames.contains(&head.0) && !may_stay(head);
-    frames.clone().map(FrameNumber).any(stays) || core.readers.has_announced(is_borrowed)
+    best_runs(core, &core.pressure.hollow_out_hand, false, rank).any(becomes_hollow)
 }
 
 /// Whether it is a free run of 2 MiB now.
@@ -215,15 +200,6 @@ pub(crate) fn empty_some(
         }
     }
     at
-}
-
-/// If the folio at `head` seems to have no holders.
-pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
-    let frame = core.frames.frame(head);
-    let word = frame.count.word();
-    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
-    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
-        .then(|| frame.order())
 }
 
 /// To a movable run, or a hollow folio to a hollow run, if it has no holders.

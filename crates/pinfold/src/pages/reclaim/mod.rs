@@ -27,6 +27,7 @@ mod compact;
 mod copies;
 pub(crate) mod daemon;
 mod evict;
+mod runs;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
@@ -67,6 +68,8 @@ pub(crate) use copies::{Copied, allocate_copy};
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
 pub(crate) use evict::{evict, evict_these};
+#[cfg(all(feature = "map", not(loom)))]
+pub(crate) use runs::{RunContent, best_runs};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted. The end of a guard wakes nobody.

@@ -88,8 +88,8 @@ Cases with one
   thrash-holes
            the same with files that have no data
   swap     --threads threads go through anonymous memory (--swap-bytes, twice the memory for it), and
-           store to every fourth page; as many others page out a part each, again and again; one
-           more maps and unmaps 1 MiB
+           store to every fourth page; as many others page out a part each, again and again,
+           --page-out-bytes a second in all; one more maps and unmaps 1 MiB
   startup  an image of --maps mappings of 1 MiB, none of it cached, is touched by all threads, each
            page once and at random, while another thread maps and unmaps 1 MiB of it; there is
            memory for all
@@ -195,6 +195,11 @@ pub struct FaultArgs {
     /// Length of the anonymous memory of `swap`, twice the memory for it; a multiple of 1 MiB
     #[arg(long, value_name = "SIZE", default_value = "100M")]
     swap_bytes: Size,
+
+    /// How much of it is paged out each second, by all threads that do; 0: as much as they can,
+    /// which is more the less a fault locks
+    #[arg(long, value_name = "SIZE", default_value = "200M")]
+    page_out_bytes: Size,
 
     /// How long 32 threads read, unmeasured, before each sample of `random` and `zipf`
     #[arg(long, value_name = "S", default_value_t = 1.0)]
@@ -361,6 +366,7 @@ impl FaultArgs {
             budget_bytes: self.sizes(cell).1,
             seconds: self.common.seconds,
             warm_up_seconds: self.warm_up,
+            page_out_bytes: self.page_out_bytes.0,
             group: None,
         }
     }
@@ -430,6 +436,7 @@ pub fn run(args: &FaultArgs) -> Result<()> {
         "handlers": args.handlers,
         "maps": args.maps,
         "swap_bytes": args.swap_bytes.0,
+        "page_out_bytes": args.page_out_bytes.0,
         "allowance_bytes": ALLOWANCE_BYTES,
         "dir": ground.as_ref().map(Ground::dir),
         "file_system": ground.as_ref().map(Ground::file_system),

@@ -76,6 +76,8 @@ pub struct Job {
     pub seconds: f64,
     /// How long to read at random before.
     pub warm_up_seconds: f64,
+    /// How much of `swap`'s memory is paged out each second; 0: as much as possible.
+    pub page_out_bytes: u64,
     /// The control group to enter.
     pub group: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 /// How often the clock is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+pub const LOOK: Duration = Duration::from_millis(5);
 
 /// A thread that maps and unmaps rests so long after each.
 const WRITER_RESTS: Duration = Duration::from_micros(100);

@@ -2,8 +2,9 @@
 //! out.
 //!
 //! Half of the threads go through the memory again and again: they check each page, and store to
-//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again
-//! and again. One more thread maps and unmaps a MiB, and rests, as in `startup`.
+//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again and
+//! again, at a rate that is the same for all engines: else the one that is fastest at paging out has
+//! the most to bring back. One more thread maps and unmaps a MiB, and rests, as in `startup`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{MmapOptions, MmapRaw};
@@ -20,7 +21,7 @@ use pinfold::{AnonMap, Cache, Options, Space};
 
 use super::fault_job::{Figure, Job, Outcome, figure};
 use super::fault_maps::{Serving, counted, space};
-use super::fault_race::{longest_write, race, slowest_over_mean};
+use super::fault_race::{LOOK, Race, longest_write, race, slowest_over_mean};
 use super::fault_touch::PAGE_BYTES;
 use super::limited::CacheFigures;
 use crate::say;
@@ -97,6 +98,35 @@ fn anonymous(bytes: usize) -> Result<MmapRaw> {
     Ok(map)
 }
 
+/// Keeps a thread from doing more each second than it should. What it is late with, it leaves out.
+struct Pace {
+    bytes_per_s: u64,
+    next: Instant,
+}
+
+impl Pace {
+    fn new(bytes_per_s: u64) -> Self {
+        Pace { bytes_per_s, next: Instant::now() }
+    }
+
+    /// Waits until it is time for so many more bytes, or the race is over.
+    fn wait(&mut self, bytes: usize, race: &Race) {
+        if self.bytes_per_s == 0 {
+            return;
+        }
+        // Ends: the time passes.
+        while !race.over() {
+            let left = self.next.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_s as f64);
+        self.next = self.next.max(Instant::now()) + takes;
+    }
+}
+
 /// What a thread did.
 enum Part {
     Touched(u64),
@@ -121,14 +151,16 @@ pub fn outcome(job: &Job, pinfold: Option<Serving<'_>>) -> Result<Outcome> {
         if worker >= threads {
             let part = job.file_bytes as usize / threads / PAGE_BYTES * PAGE_BYTES;
             let start = (worker - threads) * part;
+            let mut pace = Pace::new(job.page_out_bytes / threads as u64);
             while !race.over() {
                 for at in (start..start + part).step_by(PAGE_OUT_BYTES) {
                     let end = (at + PAGE_OUT_BYTES).min(start + part);
-                    memory.page_out(at..end)?;
-                    done += ((end - at) / PAGE_BYTES) as u64;
+                    pace.wait(end - at, race);
                     if race.over() {
                         break;
                     }
+                    memory.page_out(at..end)?;
+                    done += ((end - at) / PAGE_BYTES) as u64;
                 }
             }
             return Ok(Part::PagedOut(done));

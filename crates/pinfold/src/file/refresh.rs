@@ -39,7 +39,7 @@ pub enum Changed {
     No,
     /// It was appended to: what is cached stays, but for the folio that had the end. A change of
     /// other bytes within the same tick of the file system's clock is not seen later either. A tick
-    /// is 10 ms at most, but 2 s where times are whole seconds; ext4, XFS, Btrfs and tmpfs have none
+    /// is 10 ms at most, but 2 s where times are whole seconds; ext4, XFS, Btrfs, tmpfs have none
     /// since Linux 6.13.
     Grown,
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was

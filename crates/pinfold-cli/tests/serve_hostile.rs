@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
@@ -267,6 +268,36 @@ fn silent_connections_give_way_and_a_lack_of_descriptors_is_the_servers() {
     send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
     // SAFETY: a page of `two_pages`.
     assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
+}
+
+/// It sends spaces, which are no message, so that there is always something to receive. What it had
+/// sent when its time was over is heard: no more than the socket keeps.
+#[test]
+fn who_talks_without_end_has_to_send_its_mappings_in_time() {
+    const SOCKET_BYTES: usize = 64 << 10;
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&["--silence", "0.000001"]);
+    let stream = UnixStream::connect(&server.socket).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BYTES).unwrap();
+    let heard = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let talk = || {
+            // Ends: with the connection.
+            while let Ok(bytes) = (&stream).write(&[b' '; SOCKET_BYTES]) {
+                heard.fetch_add(bytes, Ordering::Relaxed);
+            }
+        };
+        (0..4).for_each(|_| drop(scope.spawn(talk)));
+        let ends = || server.says("has sent no mappings for 0.000001 seconds");
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ends));
+        let _ = stream.shutdown(std::net::Shutdown::Both); // or they talk for ever
+        ended.expect("it was ended");
+    });
+    let heard = heard.into_inner();
+    assert!(heard <= 8 * SOCKET_BYTES, "{heard} bytes");
+    drop(server);
+    let _server = ground.serve(&[]);
+    result(ground.restore(&[]));
 }
 
 #[test]

@@ -70,6 +70,9 @@ struct Connection<'a> {
     /// What is served, and this thread's duplicate of its userfaultfd: to close the last one waits
     /// for the client.
     client: Option<(ServedClient, OwnedFd)>,
+    /// Once the time is over in which it has to send its mappings: how many bytes of what it had
+    /// sent by then are left to be heard.
+    sent_in_time: Option<u64>,
 }
 
 /// Has a conversation, until it ends.
@@ -90,6 +93,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
         descriptors: Vec::new(),
         hears: false,
         client: None,
+        sent_in_time: None,
     };
     it.hears = process.is_err(); // it is told so, whatever it has said
     let ended = process.as_ref().map_err(Clone::clone).and_then(|process| it.hear(process));
@@ -159,6 +163,9 @@ impl<'a> Connection<'a> {
             if left_out {
                 return Err(NO_DESCRIPTORS.to_owned());
             }
+            if let Some(left) = &mut self.sent_in_time {
+                *left = left.saturating_sub(bytes as u64);
+            }
             self.messages.push(&buf[..bytes]);
             // Ends: each turn takes a message.
             while let Some(message) = self.messages.take()? {
@@ -173,7 +180,11 @@ impl<'a> Connection<'a> {
     }
 
     /// Waits until there is something to receive, or the process has ended, which it tells.
-    fn wait(&self, process: &PeerProcess, begin: Instant) -> Result<bool, String> {
+    ///
+    /// # Errors
+    /// The system's; or it has sent no mappings in time. It is not judged by the clock alone: what
+    /// it has sent in time may wait for this thread.
+    fn wait(&mut self, process: &PeerProcess, begin: Instant) -> Result<bool, String> {
         let left = match &self.client {
             Some(_) => None,
             None => Some(self.shared.silence.saturating_sub(begin.elapsed())),
@@ -182,9 +193,14 @@ impl<'a> Connection<'a> {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // Not by the clock: what it has sent may wait for this thread.
-        let waited = process.wait(self.peer.stream(), wait.as_ref());
-        waited.map_err(|why| why.to_string())?.ok_or_else(|| {
+        let stream = self.peer.stream();
+        let waited = process.wait(stream, wait.as_ref()).map_err(|why| why.to_string())?;
+        if left.is_some_and(|left| left.is_zero()) && self.sent_in_time.is_none() {
+            let waits = rustix::io::ioctl_fionread(stream).map_err(|why| why.to_string())?;
+            self.sent_in_time = Some(waits.max(1)); // its end is no byte
+        }
+        let is_over = left.is_some() && self.sent_in_time == Some(0);
+        waited.filter(|_| !is_over).ok_or_else(|| {
             let seconds = self.shared.silence.as_secs_f64();
             format!("it has sent no mappings for {seconds} seconds")
         })

@@ -283,7 +283,7 @@ fn who_talks_without_end_has_to_send_its_mappings_in_time() {
     std::thread::scope(|scope| {
         let talk = || {
             // Ends: with the connection.
-            while let Ok(bytes) = (&stream).write(&[b' '; SOCKET_BYTES]) {
+            while let Ok(bytes) = (&stream).write(&[b' '; 4096]) {
                 heard.fetch_add(bytes, Ordering::Relaxed);
             }
         };

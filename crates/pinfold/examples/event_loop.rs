@@ -197,7 +197,7 @@ fn ask(address: SocketAddr, client: u64, requests: u64) -> Result<u64, Failure> 
     let mut stream = TcpStream::connect(address)?;
     let (mut buf, mut total) = (Vec::new(), 0);
     for number in 0..=requests {
-        let random = (client << 32 | number).wrapping_mul(0xD134_2543_DE82_EF95);
+        let random = (client * (requests + 1) + number).wrapping_mul(0xD134_2543_DE82_EF95);
         let offset = random % FILE_BYTES;
         let length = (random >> 40) % 20_000;
         let mut request = offset.to_le_bytes().to_vec();
@@ -246,7 +246,7 @@ pub(crate) fn run(dir: &std::path::Path, requests: u64) -> Result<u64, Failure> 
     })?;
     let (stats, given_up) = (cache.stats(), server.given_up);
     println!(
-        "{requests} ranges, {:.1} MiB, every byte right; {} pages were read, {given_up} reads were \
+        "{requests} ranges, {:.1} MiB, every byte right; {} misses, {given_up} reads were \
          given up",
         bytes as f64 / 1_048_576.0,
         stats.misses,

@@ -170,7 +170,7 @@ pub(crate) fn run(dir: &std::path::Path, requests: u64) -> Result<u64, Failure> 
     })?;
     let stats = cache.stats();
     println!(
-        "{requests} ranges, {:.1} MiB in {:.2} s, every byte right; {} pages were read, the budget \
+        "{requests} ranges, {:.1} MiB in {:.2} s, every byte right; {} misses, the budget \
          is {} MiB",
         bytes as f64 / 1_048_576.0,
         since.elapsed().as_secs_f64(),

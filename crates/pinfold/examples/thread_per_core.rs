@@ -100,7 +100,7 @@ pub(crate) fn run(dir: &Path, tasks: u64) -> Result<u64, Failure> {
         Ok::<_, Failure>(pages)
     })?;
     println!(
-        "{tasks} walks on {} cores, {pages} pages in {:.2} s, every byte right; {} pages were read, \
+        "{tasks} walks on {} cores, {pages} pages in {:.2} s, every byte right; {} misses, \
          the budget has {}",
         cpus.len(),
         since.elapsed().as_secs_f64(),

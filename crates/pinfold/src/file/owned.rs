@@ -174,7 +174,7 @@ impl OwnedBytes {
         let guard = FolioRef::of(handle, held, page)?.into_owned();
         let at = (wanted.start - guard.folio_offset()) as usize;
         let len = (wanted.end - wanted.start) as usize;
-        let bytes = guard.folio().get(at..at + len)?;
+        let bytes = guard.part(at, len)?;
         let from = NonNull::from(bytes).cast();
         Some(OwnedBytes { from, len, keeper: BytesKeeper::Folio { _guard: guard } })
     }

@@ -501,3 +501,30 @@ fn scans_need_few_reads() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Who takes the whole folio of a page has read all of it.
+#[test]
+fn a_scan_by_folios_needs_few_reads() {
+    let bytes = 128 * MIB;
+    for by_get in [true, false] {
+        let subject = Subject::new(if by_get { Get } else { Borrow });
+        let mut at = 0;
+        while at < bytes {
+            let page = at / PAGE;
+            let folio = |folio: &[u8], offset: u64| offset + folio.len() as u64;
+            at = if by_get {
+                let guard = subject.file.get(page).unwrap();
+                folio(guard.folio(), guard.folio_offset())
+            } else {
+                let guard = subject.file.borrow(page, &subject.reader).unwrap();
+                folio(guard.folio(), guard.folio_offset())
+            };
+        }
+        let (reads, read) = subject.read_from_source();
+        println!("by get: {by_get}: {reads} reads of {read} bytes");
+        assert!(
+            reads <= 1600 && read as f64 <= bytes as f64 * 1.2,
+            "{reads} reads of {read} bytes"
+        );
+    }
+}

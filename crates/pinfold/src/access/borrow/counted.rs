@@ -250,7 +250,15 @@ impl<'a> FolioRef<'a> {
     /// [`folio_offset`](Self::folio_offset) on.
     pub fn folio(&self) -> &[u8] {
         // SAFETY: the reference keeps the folio, and a folio with holders is never written to.
-        unsafe { self.view.folio() }
+        unsafe { self.view.folio_read() }
+    }
+
+    /// `bytes` bytes of the folio from its byte `at` on, as far as it has them.
+    pub(crate) fn part(&self, at: usize, bytes: usize) -> Option<&[u8]> {
+        // SAFETY: as above.
+        let part = unsafe { self.view.folio() }.get(at..at + bytes)?;
+        self.view.note_read(at, bytes);
+        Some(part)
     }
 
     /// The offset in the file, in bytes, of [`folio`](Self::folio); a multiple of 4096.

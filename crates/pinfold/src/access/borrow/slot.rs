@@ -419,7 +419,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// As [`FolioRef::folio`].
     pub fn folio(&self) -> &[u8] {
         // SAFETY: a folio that is announced or referenced is neither freed nor written to.
-        unsafe { self.view().folio() }
+        unsafe { self.view().folio_read() }
     }
 
     /// As [`FolioRef::folio_offset`].

@@ -95,6 +95,27 @@ impl PageView {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
+    /// [`Self::folio`], noted as read from end to end: else a scan by folios would look like reads
+    /// of single pages.
+    ///
+    /// # Safety
+    /// As for [`Self::page`].
+    #[inline]
+    pub(crate) unsafe fn folio_read<'a>(&self) -> &'a [u8] {
+        // SAFETY: the caller's promise.
+        let folio = unsafe { self.folio() };
+        self.note_read(0, folio.len());
+        folio
+    }
+
+    /// So many bytes of the folio from its byte `at` on are read by whoever has the guard.
+    #[inline]
+    pub(crate) fn note_read(&self, at: usize, bytes: usize) {
+        if !self.frame().is_used_most() {
+            self.frame().note_use(false, at, bytes);
+        }
+    }
+
     /// Whether the folio is in the file's index, frozen or not.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {

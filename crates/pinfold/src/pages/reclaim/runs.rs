@@ -2,9 +2,11 @@
 //! nothing, and reads at most about [`ENTRIES_MAX`] entries, however large the cache is. The next
 //! one goes on where it has ended.
 
-use crate::base::mutant::{self, Mutant};
+// Not from `crate::base::sync`: a hint, as `Pressure` has it.
 #[cfg(all(feature = "map", not(loom)))]
-use crate::base::sync::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::base::mutant::{self, Mutant};
 use crate::frames::{FrameNumber, MAPPING_NONE, Order};
 use crate::pages::core::Core;
 

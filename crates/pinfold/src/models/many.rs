@@ -7,11 +7,11 @@ use crate::access::many::ReadAt;
 use crate::base::mutant::Mutant;
 
 /// Copies the first page of the first file twice in a batch, as far as that succeeds at once.
-fn read_block(model: &Model) {
+fn read_batch(model: &Model) {
     let (mut first, mut again) = ([0; 8], [0; 8]);
     let mut reads = [ReadAt::new(0, &mut first), ReadAt::new(0, &mut again)];
     let mut left = [false; 2];
-    model.files[0].read_block(&mut reads, |at| left[at] = true);
+    model.files[0].read_by_hints(&mut reads, |at| left[at] = true);
     for (buf, left) in [first, again].iter().zip(left) {
         assert!(left || word(buf) == model.sources[0].word(0), "wrong bytes");
     }
@@ -25,15 +25,15 @@ fn a_batch_copies_bytes_of_its_pages() {
         (Mutant::AnyIdentity, "wrong bytes"),
         (Mutant::FreezeStaysEven, "wrong bytes"),
     ];
-    let against_eviction = || race(&Model::only(), Model::evict_and_refill, read_block);
+    let against_eviction = || race(&Model::only(), Model::evict_and_refill, read_batch);
     // Two preemptions take more than ten minutes, as a first use stores which part it was of.
     holds_and_catches_within(1, against_eviction, &mutants);
 }
 
 /// Holds it twice.
-fn get_block(model: &Model) {
+fn get_batch(model: &Model) {
     let mut guards = Vec::new();
-    model.files[0].get_block(&[0, 0], &mut guards, |_| {});
+    model.files[0].get_by_hints(&[0, 0], &mut guards, |_| {});
     for guard in &guards {
         assert_eq!(guard.word(), model.sources[0].word(0), "wrong bytes");
     }
@@ -46,16 +46,16 @@ fn a_batch_of_guards_is_of_its_pages_and_keeps_them() {
         (Mutant::FreezeAnyCount, ""),
         (Mutant::FreezeStaysEven, "Causality violation: Concurrent"),
     ];
-    let against_eviction = || race(&Model::only(), Model::evict_and_refill, get_block);
+    let against_eviction = || race(&Model::only(), Model::evict_and_refill, get_batch);
     // Two preemptions take three minutes, and show no more.
     holds_and_catches_within(1, against_eviction, &mutants);
 }
 
 /// Borrows it, once: a model's reader has one slot.
-fn borrow_block(model: &Model) {
+fn borrow_batch(model: &Model) {
     let reader = reader(model);
     let mut guards = Vec::new();
-    model.files[0].borrow_block(&[0], &reader, &mut reader.free_slots(), &mut guards, |_| {});
+    model.files[0].borrow_by_hints(&[0], &reader, &mut guards, |_| {});
     for guard in &guards {
         assert_eq!(guard.word(), model.sources[0].word(0), "wrong bytes");
         assert_eq!(guard.word(), model.sources[0].word(0), "wrong bytes");
@@ -72,7 +72,7 @@ fn what_a_batch_borrows_is_not_evicted() {
         (Mutant::NoScan, RACE),
         (Mutant::ClearRelaxed, RACE),
     ];
-    let against_eviction = || race(&Model::only(), Model::evict_and_refill, borrow_block);
+    let against_eviction = || race(&Model::only(), Model::evict_and_refill, borrow_batch);
     holds_and_catches(against_eviction, &mutants);
 }
 
@@ -80,8 +80,7 @@ fn what_a_batch_borrows_is_not_evicted() {
 fn borrow_further(model: &Model) {
     let reader = reader(model);
     let mut guards = Vec::new();
-    let free = &mut reader.free_slots();
-    model.files[0].borrow_block(&[0, 0], &reader, free, &mut guards, |_| {});
+    model.files[0].borrow_by_hints(&[0, 0], &reader, &mut guards, |_| {});
     if guards.len() == 2 {
         let last = guards.swap_remove(1);
         drop(guards);
@@ -108,7 +107,7 @@ fn what_a_batch_borrows_without_a_fence_is_not_evicted() {
     let against_eviction = || {
         let model = Model::with_barrier(1, 0, Barrier::Membarrier);
         model.check(0, 0, 1);
-        race(&model, Model::evict_and_refill, borrow_block);
+        race(&model, Model::evict_and_refill, borrow_batch);
     };
     holds_and_catches(
         against_eviction,

@@ -53,7 +53,7 @@ impl<'f> Get<'f> {
         self.bring.0.as_ref().map_or(&BringWait::Look, |bring| &bring.wait)
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
         if self.bring.0.is_none()
             && let Some(folio) = self.handle.get_at_once(self.page)
@@ -104,7 +104,8 @@ impl<'f> Get<'f> {
 impl<'f> Future for Get<'f> {
     type Output = Result<FolioRef<'f>>;
 
-    #[inline]
+    /// In line: the guard would go through memory, and the loads of the next page wait for it.
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.poll_with(context.waker())
     }

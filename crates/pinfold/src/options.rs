@@ -150,8 +150,8 @@ impl Options {
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
     /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries
     ///   and 10 KiB, until the thread ends;
-    /// - some 3 KiB for each file that is or was mapped, as long as it is open, 720 bytes for each
-    ///   further map of it, and 3 KiB for each map of own memory;
+    /// - what is known of each map, and, as long as it is open, of each file that was mapped: a few
+    ///   KiB;
     /// - for own memory, what [`Space::map_anon`](crate::Space::map_anon) says.
     pub fn new(budget_bytes: u64) -> Self {
         Options {

@@ -98,7 +98,8 @@ fn anonymous(bytes: usize) -> Result<MmapRaw> {
     Ok(map)
 }
 
-/// Keeps a thread from doing more each second than it should. What it is late with, it leaves out.
+/// Keeps a thread from paging out more each second than it should, or does not, if that is 0. What
+/// the thread is late with, it leaves out.
 struct Pace {
     bytes_per_s: u64,
     next: Instant,
@@ -151,7 +152,7 @@ pub fn outcome(job: &Job, pinfold: Option<Serving<'_>>) -> Result<Outcome> {
         if worker >= threads {
             let part = job.file_bytes as usize / threads / PAGE_BYTES * PAGE_BYTES;
             let start = (worker - threads) * part;
-            let mut pace = Pace::new(job.page_out_bytes / threads as u64);
+            let mut pace = Pace::new(job.page_out_bytes.div_ceil(threads as u64));
             while !race.over() {
                 for at in (start..start + part).step_by(PAGE_OUT_BYTES) {
                     let end = (at + PAGE_OUT_BYTES).min(start + part);
@@ -286,6 +287,25 @@ impl Drop for KernelSwap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How long it takes to page out `mib` MiB, by pieces of one.
+    fn paced(bytes_per_s: u64, mib: usize) -> Duration {
+        let begun = Instant::now();
+        race(1, Duration::from_secs(600), |_, race| {
+            let mut pace = Pace::new(bytes_per_s);
+            (0..mib).for_each(|_| pace.wait(PAGE_OUT_BYTES, race));
+            Ok(())
+        })
+        .unwrap();
+        begun.elapsed()
+    }
+
+    #[test]
+    fn no_thread_pages_out_faster_than_it_should() {
+        // The first piece waits for nothing.
+        assert!(paced(100 << 20, 11) >= Duration::from_millis(100));
+        assert!(paced(0, 1 << 20) < Duration::from_secs(300), "without a rate, it waits");
+    }
 
     #[test]
     fn a_store_that_is_lost_is_found() {

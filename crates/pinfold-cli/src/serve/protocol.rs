@@ -28,11 +28,10 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Why a client is not served that has done nothing wrong.
 pub const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
-
 /// What a client is told where the system lets the server send no descriptor (ETOOMANYREFS).
 pub const NOT_RECEIVED: &str = "clients have not received too many of the descriptors that the \
                                 server's user has sent: connect again later";
-/// The same, by a thread that has failed.
+/// Why a client is not served whose thread has failed.
 pub const FAILED: &str = "the server cannot serve its faults any more: connect again";
 
 /// What a client asks for.

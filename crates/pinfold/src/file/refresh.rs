@@ -194,7 +194,8 @@ fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
         return false;
     }
     if !mutant::on(Mutant::GrownOnTheWay) {
-        // They may bring what the file had before the change, and cannot be compared yet.
+        // Reads on their way may bring what the file had before the change, and what they bring
+        // cannot be compared yet.
         freeze::drop_on_their_way(&handle.core, &handle.mapping);
     }
     ends.iter().all(|&end| begins_the_same(handle, end))

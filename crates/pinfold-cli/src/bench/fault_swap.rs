@@ -2,9 +2,10 @@
 //! out.
 //!
 //! Half of the threads go through the memory again and again: they check each page, and store to
-//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again and
-//! again, at a rate that is the same for all engines: else the one that is fastest at paging out has
-//! the most to bring back. One more thread maps and unmaps a MiB, and rests, as in `startup`.
+//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again
+//! and again, at a rate that is the same for all engines: else the one that is fastest at paging
+//! out has the most to bring back. One more thread maps and unmaps a MiB, and rests, as in
+//! `startup`.
 
 use std::fs::File;
 use std::io::{self, Write};

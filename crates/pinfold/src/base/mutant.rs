@@ -295,6 +295,10 @@ mutants! {
     EventsAfterFaults,
     /// Faults that rest count as reads, beyond which a client is not heard.
     RestsPause,
+    /// Pages that were installed before a fault had to be put off are not counted.
+    PartUncounted,
+    /// A fault counts as failed whose page is there, or is not mapped, by now.
+    FailsUnasked,
     /// With each read for a fault, the time begins anew for which it may rest for want of memory.
     ShortAnew,
     /// A client's turn goes on until it has nothing more to say.

@@ -160,6 +160,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("mapped-and-served", "nobody here serves other processes; the tests of `clients` see it"),
     ("events-after-faults", "nobody here serves other processes; the tests of `clients` see it"),
     ("rests-pause", "nobody here serves other processes; the tests of `clients` see it"),
+    ("part-uncounted", "nobody here serves other processes; the tests of `clients` see it"),
+    ("fails-unasked", "nobody here serves other processes; the tests of `clients` see it"),
     ("short-anew", "nobody here serves other processes; the tests of `clients` see it"),
     ("forked-clients-remove", "nobody here serves other processes; the tests of `clients` see it"),
     ("place-in-queue-stays", "no task is dropped here; the tests of `pressure` see it"),

@@ -67,6 +67,8 @@ pub(super) struct Client {
     pub(super) file: Arc<File>,
     regions: Regions,
     installed: PageSet,
+    /// Pages that were installed, and that no counter of `Clients` has yet.
+    uncounted: u64,
     /// Those that it has removed: zeros, from then on.
     removed: PageSet,
     /// How many pieces these are, as those of all were counted: installed, and removed.
@@ -111,8 +113,7 @@ pub(super) struct Again {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultOutcome {
-    /// So many pages were installed.
-    Done(u64),
+    Done,
     Absent(u64),
     Later,
 }
@@ -134,6 +135,7 @@ impl Client {
             file: Arc::new(File::clone(&snapshot.file)),
             regions,
             installed,
+            uncounted: 0,
             removed,
             counted: [0; 2],
             waiting: HashMap::new(),
@@ -236,7 +238,7 @@ impl Client {
                 let within = if is_copied { wanted.clone() } else { ANY };
                 self.put(snapshot, &PageAsked { region, page, within })
             }
-            _ => Ok(FaultOutcome::Done(0)),
+            _ => Ok(FaultOutcome::Done),
         }
     }
 
@@ -341,7 +343,7 @@ impl Client {
         call: impl Fn(&Foreign, Range<u64>) -> Result<u64, Errno>,
     ) -> ClientResult<FaultOutcome> {
         let PageAsked { region, page: wanted, .. } = asked;
-        let (mut at, mut end, mut done) = (pages.start, pages.end, 0);
+        let (mut at, mut end) = (pages.start, pages.end);
         // Ends: each turn installs a page, leaves one out, or makes the range smaller.
         while at < end {
             let range = region.addresses(&(at..end));
@@ -349,7 +351,7 @@ impl Client {
                 Ok(bytes) => {
                     let next = end.min(at + (bytes >> PAGE_SHIFT).max(1));
                     self.note_installed(region, at..next);
-                    done += next - at;
+                    self.uncounted += next - at;
                     at = next;
                 }
                 Err(Errno::EXIST) => {
@@ -358,7 +360,14 @@ impl Client {
                     self.note_installed(region, at..at + 1);
                     at += 1;
                 }
-                Err(Errno::AGAIN | Errno::NOMEM) => return Ok(FaultOutcome::Later),
+                // The rest of the run is asked for if it is wanted.
+                Err(Errno::AGAIN | Errno::NOMEM) if at > *wanted => break,
+                Err(Errno::AGAIN | Errno::NOMEM) => {
+                    if mutant::on(Mutant::PartUncounted) {
+                        self.uncounted = 0;
+                    }
+                    return Ok(FaultOutcome::Later);
+                }
                 // The range is in more than one piece by now, or is not mapped any more.
                 Err(Errno::NOENT) if end - at > 1 => (at, end) = (*wanted, wanted + 1),
                 Err(Errno::NOENT) => {
@@ -376,7 +385,12 @@ impl Client {
                 }
             }
         }
-        Ok(FaultOutcome::Done(done))
+        Ok(FaultOutcome::Done)
+    }
+
+    /// How many pages were installed since the last call, whatever became of the rest.
+    pub(super) fn count_installed(&mut self) -> u64 {
+        std::mem::take(&mut self.uncounted)
     }
 
     fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
@@ -401,13 +415,17 @@ impl Client {
         if removed > REMOVED_MAX { Err(ClientError::pieces(REMOVED_MAX)) } else { Ok(()) }
     }
 
-    /// Whoever waits for `page` gets SIGBUS.
-    pub(super) fn fail(&self, page: u64) {
-        let Some(region) = self.regions.of_page(page) else { return };
+    /// Whoever waits for `page` gets SIGBUS. False: nobody does, as its memory has changed, or is
+    /// about to; who waits asks again.
+    pub(super) fn fail(&self, page: u64) -> bool {
+        let Some(region) = self.regions.of_page(page) else { return false };
         let range = region.addresses(&(page..page + 1));
-        if self.uffd.poison(range.clone()).is_err() {
-            self.uffd.wake(range); // it asks again
+        let poisoned = self.uffd.poison(range.clone());
+        if poisoned.is_err() {
+            self.uffd.wake(range);
         }
+        let none = [Errno::AGAIN, Errno::EXIST, Errno::NOENT, Errno::SRCH].map(Err);
+        !none.contains(&poisoned) || mutant::on(Mutant::FailsUnasked)
     }
 
     /// Whoever waits for the page at `address` asks again.
@@ -507,4 +525,68 @@ fn widest(page: u64, bounds: &Range<u64>, stops: impl Fn(&u64) -> bool) -> Range
     let start = (bounds.start..page).rev().find(&stops).map_or(bounds.start, |at| at + 1);
     let end = (page + 1..bounds.end).find(&stops).unwrap_or(bounds.end);
     start..end
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::Clients;
+    use super::super::tests::{Guest, MIB, bytes, snapshot};
+    use super::*;
+
+    /// What becomes of a fault on page 5, and how many pages are counted, if of pages 2 to 10 so
+    /// many are installed before this ends it.
+    fn ends_after(pages: u64, end: Errno) -> (Result<FaultOutcome, ()>, u64) {
+        let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
+        let clients = Clients::new(&file).unwrap();
+        let guest = Guest::new(&clients, ClientMemory::Shared, 0);
+        let uffd = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
+        let mut client = Client::new(uffd, &[guest.mapping()], &Snapshot::new(&file)).unwrap();
+        let region = client.regions.of_page(5).unwrap();
+        let asked = PageAsked { region, page: 5, within: ANY };
+        let begin = region.addresses(&(2..11));
+        let call = |_: &Foreign, range: Range<u64>| {
+            let is_first = range.start == begin.start && pages > 0;
+            if is_first { Ok(pages << PAGE_SHIFT) } else { Err(end) }
+        };
+        let outcome = client.install("map shared pages", &asked, 2..11, call);
+        (outcome.map_err(drop), client.count_installed())
+    }
+
+    #[test]
+    fn what_was_installed_is_counted_whatever_becomes_of_the_rest() {
+        let later = Ok(FaultOutcome::Later);
+        for end in [Errno::AGAIN, Errno::NOMEM] {
+            assert_eq!(ends_after(0, end), (later, 0));
+            assert_eq!(ends_after(3, end), (later, 3), "not the page that is wanted");
+            assert_eq!(ends_after(4, end), (Ok(FaultOutcome::Done), 4), "that page is the last");
+        }
+        for end in [Errno::SRCH, Errno::INVAL] {
+            assert_eq!(ends_after(3, end), (Err(()), 3));
+        }
+        assert_eq!(ends_after(9, Errno::INVAL), (Ok(FaultOutcome::Done), 9));
+        let caught = || ends_after(3, Errno::AGAIN);
+        let caught = mutant::with(Some(Mutant::PartUncounted), caught);
+        assert_eq!(caught, (later, 0), "the mutant does nothing");
+    }
+
+    /// Whether somebody gets SIGBUS for the first page: it is absent, is there, is not mapped.
+    fn fails() -> [bool; 3] {
+        let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
+        let clients = Clients::new(&file).unwrap();
+        let guest = Guest::new(&clients, ClientMemory::Private, 0);
+        let uffd = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
+        let mut client = Client::new(uffd, &[guest.mapping()], &Snapshot::new(&file)).unwrap();
+        let at = client.regions.of_page(0).unwrap().addresses(&(7..8));
+        client.uffd.zero(at).unwrap();
+        let [absent, there] = [0, 7].map(|page| client.fail(page));
+        client.regions.unmap(ANY).unwrap();
+        [absent, there, client.fail(1)]
+    }
+
+    #[test]
+    fn a_fault_whose_page_has_come_has_not_failed() {
+        assert_eq!(fails(), [true, false, false]);
+        let caught = mutant::with(Some(Mutant::FailsUnasked), fails);
+        assert_eq!(caught, [true, true, false], "the mutant does nothing");
+    }
 }

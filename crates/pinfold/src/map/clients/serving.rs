@@ -266,7 +266,7 @@ impl Clients {
                 self.fail(id, page, cause);
             }
             Some(FaultOutcome::Absent(page)) => self.read(id, page, short_for),
-            Some(FaultOutcome::Done(_)) | None => {}
+            Some(FaultOutcome::Done) | None => {}
         }
         Ok(())
     }
@@ -274,11 +274,12 @@ impl Clients {
     /// Installs the page at `address`, and counts it. `None`: it cannot be had, which is told.
     fn put(&mut self, id: u64, page: u64, address: u64) -> ClientResult<Option<FaultOutcome>> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
+        let served = client.serve(&mut self.snapshot, address, self.touched.is_some());
+        self.stats.installed += client.count_installed();
+        match served {
             Ok(served) => {
-                if let FaultOutcome::Done(pages) = served {
+                if served == FaultOutcome::Done {
                     client.gets_on();
-                    self.stats.installed += pages;
                 }
                 Ok(Some(served))
             }
@@ -299,7 +300,9 @@ impl Clients {
 
     fn fail(&mut self, id: u64, page: u64, cause: Error) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        client.fail(page);
+        if !client.fail(page) {
+            return;
+        }
         self.stats.failed += 1;
         let (client, offset) = (ClientId(id), page << PAGE_SHIFT);
         self.told.push(ClientEvent::PageFailed { client, offset, cause });
@@ -395,7 +398,7 @@ impl Clients {
         // Unmapped meanwhile: nobody waits.
         let Some(address) = client.address_of(page) else { return Ok(()) };
         match self.put(id, page, address)? {
-            Some(FaultOutcome::Done(_)) => self.keep(page),
+            Some(FaultOutcome::Done) => self.keep(page),
             Some(FaultOutcome::Absent(_) | FaultOutcome::Later) => {
                 if mutant::on(Mutant::ShortAnew) {
                     short_for = Duration::ZERO;
@@ -500,10 +503,11 @@ impl Clients {
         for run in piece.chunk_by(|one, next| one + 1 == *next) {
             let wanted = run[0]..run[run.len() - 1] + 1;
             for &page in run {
-                match client.serve_ahead(&mut self.snapshot, page, &wanted) {
-                    Ok(FaultOutcome::Done(pages)) => self.stats.installed_ahead += pages,
+                let served = client.serve_ahead(&mut self.snapshot, page, &wanted);
+                self.stats.installed_ahead += client.count_installed();
+                match served {
                     Ok(FaultOutcome::Absent(page)) => absent.push(page),
-                    Ok(FaultOutcome::Later) | Err(ClientError::Cache(_)) => {}
+                    Ok(_) | Err(ClientError::Cache(_)) => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -155,7 +155,7 @@ impl Processes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::connection::{self, Shared};
     use super::super::gate::Gate;
     use super::super::guest::{Connection, Guest};
@@ -171,6 +171,21 @@ mod tests {
         let (processes, starter) = Processes::new(clients, Log::start().unwrap());
         let (stream, _) = UnixStream::pair().unwrap();
         (Arc::new(processes), starter, Arc::new(Peer::new(1, stream)))
+    }
+
+    /// What all connections to a server of `snapshot` have, which is made. Nobody is silent too
+    /// long.
+    pub fn shared(snapshot: &std::path::Path) -> (Shared, Starter) {
+        std::fs::write(snapshot, vec![7; 1 << 20]).unwrap();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let clients = Clients::new(&cache.open(snapshot).unwrap()).unwrap();
+        let (memory, bytes) = (clients.memory().unwrap(), clients.bytes());
+        let log = Log::start().unwrap();
+        let (processes, starter) = Processes::new(clients, log.clone());
+        let processes = Arc::new(processes);
+        let silence = std::time::Duration::from_secs(3600);
+        let (gates, written) = Default::default();
+        (Shared { cache, memory, bytes, processes, gates, log, silence, written }, starter)
     }
 
     #[test]
@@ -209,19 +224,8 @@ mod tests {
     fn who_is_about_to_be_served_does_not_give_way_and_the_others_do() {
         let folder = tempfile::tempdir().unwrap();
         let [snapshot, socket] = ["snapshot", "socket"].map(|name| folder.path().join(name));
-        std::fs::write(&snapshot, vec![7; 1 << 20]).unwrap();
-        let cache = Cache::new(Options::new(8 << 20)).unwrap();
-        let clients = Clients::new(&cache.open(&snapshot).unwrap()).unwrap();
-        let (memory, bytes) = (clients.memory().unwrap(), clients.bytes());
-        let log = Log::start().unwrap();
-        let (processes, Starter(wanted)) = Processes::new(clients, log.clone());
-        let processes = Arc::new(processes);
-        let silence = std::time::Duration::from_secs(3600);
-        let (gates, written) = Default::default();
-        let shared = processes.clone();
-        let shared =
-            Shared { cache, memory, bytes, processes: shared, gates, log, silence, written };
-        let shared = Arc::new(shared);
+        let (shared, Starter(wanted)) = shared(&snapshot);
+        let (processes, shared) = (shared.processes.clone(), Arc::new(shared));
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let guest = std::thread::spawn(move || {
             let mut connection = Connection::open(&socket).unwrap();

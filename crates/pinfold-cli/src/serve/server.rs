@@ -5,14 +5,14 @@
 //! room for a new one, one that has sent no mappings gives way: of the process with the most of
 //! them, the oldest. If all have sent theirs, new ones wait in the socket's queue. Where the system
 //! gives no thread for a connection, a thread that was started with the door tells it so, and
-//! closes it: also that close may wait.
+//! closes it: also that close may wait. The next one is taken at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,7 +33,7 @@ const DESCRIPTORS_EACH: usize = 7;
 /// Descriptors that are left for the cache.
 const DESCRIPTORS_LEFT: usize = 32;
 
-/// How long the door waits when the system gives it nothing, and for who gives way.
+/// How long the door waits for who gives way, and how often somebody does where there is no thread.
 const REST: Duration = Duration::from_millis(100);
 
 /// The stack of a connection's thread.
@@ -59,6 +59,9 @@ pub struct Door {
     connections_max: usize,
     table: Arc<Table>,
     refuses: Sender<Refused>,
+    /// Of a connection's thread.
+    stack_bytes: usize,
+    rest: Duration,
 }
 
 /// A connection for which there is no thread, its place, and why.
@@ -78,6 +81,12 @@ impl Table {
     fn lock(&self) -> MutexGuard<'_, Peers> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Until there is one less, or the time is over.
+    fn wait<'a>(&self, peers: MutexGuard<'a, Peers>, time: Duration) -> MutexGuard<'a, Peers> {
+        let waited = self.one_less.wait_timeout(peers, time);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 impl Door {
@@ -90,12 +99,13 @@ impl Door {
         let thread = std::thread::Builder::new().name("pinfold-refuse".to_owned());
         thread.spawn(move || refuse(&refused)).context("no thread for connections")?;
         let (shared, table) = (Arc::new(shared), Arc::default());
-        Ok(Door { listener, shared, connections_max, table, refuses })
+        let (stack_bytes, rest) = (STACK_BYTES, REST);
+        Ok(Door { listener, shared, connections_max, table, refuses, stack_bytes, rest })
     }
 
     /// Takes connections for ever.
     pub fn run(&self) {
-        let mut last = 0;
+        let (mut last, mut gives_way_at) = (0, Instant::now());
         loop {
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
             // Interrupted: it is accepted in vain.
@@ -104,12 +114,18 @@ impl Door {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     last += 1;
-                    self.connect(Peer::new(last, stream));
+                    let has_thread = self.connect(Peer::new(last, stream));
+                    // Not at each: who connects in vain would make all others give way.
+                    if !has_thread && Instant::now() >= gives_way_at {
+                        gives_way_at = Instant::now() + self.rest;
+                        Self::give_way(&self.table.lock());
+                    }
                 }
                 Err(error) => {
                     self.shared.log.tell(format_args!("cannot take a connection: {error}"));
-                    Self::give_way(&self.table.lock());
-                    std::thread::sleep(REST);
+                    let peers = self.table.lock();
+                    Self::give_way(&peers);
+                    drop(self.table.wait(peers, self.rest));
                 }
             }
         }
@@ -125,8 +141,7 @@ impl Door {
                 let most = self.connections_max;
                 self.shared.log.tell(format_args!("there are {most} clients: a new one waits"));
             }
-            let waited = self.table.one_less.wait_timeout(peers, REST);
-            peers = waited.unwrap_or_else(PoisonError::into_inner).0;
+            peers = self.table.wait(peers, self.rest);
         }
     }
 
@@ -140,7 +155,8 @@ impl Door {
         victim.map(end).is_some()
     }
 
-    fn connect(&self, peer: Peer) {
+    /// Whether there is a thread for it.
+    fn connect(&self, peer: Peer) -> bool {
         let (number, peer) = (peer.number(), Arc::new(peer));
         self.table.lock().insert(number, Some(peer.clone()));
         let place = Place { number, table: self.table.clone() };
@@ -148,7 +164,7 @@ impl Door {
         let (to_thread, from_door) = channel::<(Arc<Peer>, Place)>();
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("pinfold-client".to_owned());
-        let started = thread.stack_size(STACK_BYTES).spawn(move || {
+        let started = thread.stack_size(self.stack_bytes).spawn(move || {
             let Ok((peer, place)) = from_door.recv() else { return };
             connection::run(&shared, &peer);
             place.hides();
@@ -157,15 +173,14 @@ impl Door {
         });
         match started {
             // It waits for that.
-            Ok(_) => drop(to_thread.send((peer, place))),
+            Ok(_) => to_thread.send((peer, place)).is_ok(),
             Err(error) => {
                 self.shared.log.tell(format_args!("no thread for {peer}: {error}"));
                 place.hides();
                 let why = format!("the server has no thread for it ({error}): connect again later");
                 // That thread never ends.
                 let _ = self.refuses.send((peer, place, why));
-                Self::give_way(&self.table.lock());
-                std::thread::sleep(REST);
+                false
             }
         }
     }
@@ -215,7 +230,51 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use super::victim;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::processes::tests::shared;
+    use super::*;
+
+    /// What each of three is told for whom there is no thread, one after the other; and how many of
+    /// three others give way for them, that have sent no mappings.
+    fn told_without_threads(rest: Duration) -> (Option<Vec<String>>, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let [snapshot, socket] = ["snapshot", "socket"].map(|name| folder.path().join(name));
+        let (shared, _starter) = shared(&snapshot);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut door = Door::new(listener, shared, 8).unwrap();
+        let others = (101..104).map(|number| {
+            let (stream, _) = UnixStream::pair().unwrap();
+            (number, Arc::new(Peer::new(number, stream)))
+        });
+        let others: Vec<_> = others.collect();
+        for (number, other) in &others {
+            door.table.lock().insert(*number, Some(other.clone()));
+        }
+        (door.stack_bytes, door.rest) = (1 << 60, rest); // more than there are addresses
+        std::thread::spawn(move || door.run());
+        let (told, is_told) = channel();
+        std::thread::spawn(move || {
+            for _ in 0..3 {
+                let mut said = String::new();
+                UnixStream::connect(&socket).unwrap().read_to_string(&mut said).unwrap();
+                let _ = told.send(said);
+            }
+        });
+        let wait = Duration::from_secs(60);
+        let told = (0..3).map(|_| is_told.recv_timeout(wait).ok()).collect();
+        (told, others.iter().filter(|(_, other)| other.why_ended().is_some()).count())
+    }
+
+    #[test]
+    fn nobody_waits_because_another_one_got_no_thread() {
+        let (told, give_way) = told_without_threads(Duration::from_secs(3600));
+        let told = told.expect("it waits until it could have a thread");
+        let no_thread = |said: &String| said.contains("the server has no thread for it");
+        assert!(told.iter().all(no_thread), "{told:?}");
+        assert_eq!(give_way, 1, "one in each period");
+    }
 
     #[test]
     fn the_process_with_the_most_connections_gives_way() {

@@ -193,6 +193,21 @@ fn a_message_takes_no_more_memory_than_its_text() {
     result(ground.restore(&[]));
 }
 
+#[test]
+fn a_served_client_keeps_no_memory_for_a_message_that_does_not_end() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let (uffd, at) = two_pages();
+    let stream = UnixStream::connect(&server.socket).unwrap();
+    send(&stream, &format!("[{}]", mapping(at, 2 * P, 8 * P, "")), &[&uffd]);
+    server.until("it is served", |stats| stats.clients == 1);
+    (&stream).write_all(format!(r#"{{"pinfold":1,"{}"#, "x".repeat(5000)).as_bytes()).unwrap();
+    let line = server.says("is not served any more");
+    assert!(line.contains("it is served, and its message has more than 4096 bytes"), "{line}");
+    closed(&stream);
+    result(ground.restore(&[]));
+}
+
 fn limit(pid: u32, which: Resource, most: u64) -> Rlimit {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(which);
     let limit = Rlimit { current: Some(most), maximum };

@@ -173,6 +173,10 @@ impl<'a> Connection<'a> {
                 let request = protocol::request(message)?;
                 passing = self.answer(process, request, passing)?;
             }
+            let most = protocol::SERVED_MESSAGE_MAX_BYTES;
+            if self.client.is_some() && self.messages.unfinished_bytes() > most {
+                return Err(format!("it is served, and its message has more than {most} bytes"));
+            }
             if self.client.is_some() && !self.descriptors.is_empty() {
                 return Err("it is served already, and sends a descriptor again".to_owned());
             }

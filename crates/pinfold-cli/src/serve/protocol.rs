@@ -18,6 +18,9 @@ pub const VERSION: u64 = 1;
 /// The longest message, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 256 << 10;
 
+/// The longest message of a client that is served: it has nothing to say but what it wants.
+pub(super) const SERVED_MESSAGE_MAX_BYTES: usize = 4 << 10;
+
 /// The most levels of arrays and objects in a message.
 const DEPTH_MAX: usize = 64;
 
@@ -233,9 +236,12 @@ pub struct Messages {
 impl Messages {
     /// More has come.
     pub fn push(&mut self, bytes: &[u8]) {
-        self.bytes.drain(..std::mem::take(&mut self.start));
-        self.at = self.bytes.len().min(self.at);
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// How many bytes there are of the message that is not complete.
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.bytes.len() - self.start
     }
 
     /// Whether a message has begun that is not complete.
@@ -244,7 +250,7 @@ impl Messages {
     }
 
     /// The text of the next message, which is JSON; `None` if more has to come. Takes no memory but
-    /// what has come, and keeps none of it when all of it was taken.
+    /// what has come, and keeps none of what was taken.
     ///
     /// # Errors
     /// It is no message, or too long.
@@ -293,11 +299,12 @@ impl Messages {
                 return Ok(Some(message));
             }
         }
-        if self.bytes.len() - self.start > MESSAGE_MAX_BYTES {
-            return Err(format!("a message has more than {MESSAGE_MAX_BYTES} bytes"));
+        if self.start > 0 {
+            self.bytes = self.bytes.split_off(std::mem::take(&mut self.start));
+            self.at = self.bytes.len();
         }
-        if self.start == self.bytes.len() {
-            *self = Messages::default();
+        if self.bytes.len() > MESSAGE_MAX_BYTES {
+            return Err(format!("a message has more than {MESSAGE_MAX_BYTES} bytes"));
         }
         Ok(None)
     }
@@ -473,6 +480,9 @@ mod tests {
         assert!(messages.take().unwrap().is_some());
         assert_eq!(messages.take(), Ok(None));
         assert_eq!(messages.bytes.capacity(), 0);
+        messages.push(format!(r#"{{"":"{}"}} {{"#, "x".repeat(200_000)).as_bytes());
+        assert!(messages.take().unwrap().is_some() && messages.take().unwrap().is_none());
+        assert!(messages.is_in_the_middle() && messages.bytes.capacity() < 100);
     }
 
     #[test]

@@ -287,6 +287,8 @@ mutants! {
     ClientTrustsPresent,
     /// A run of pages is installed without references to them.
     ClientRunUnheld,
+    /// Calls that install pages in other processes keep any number of them.
+    CallsKeepAll,
     /// A page that cannot get into the mirror is an error of the client that wants it.
     MirrorErrorPoisons,
     /// A file that the program maps is served to other processes.

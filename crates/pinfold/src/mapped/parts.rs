@@ -23,6 +23,13 @@ use crate::stats::Stats;
 /// Threads that wait with a folio may have so large a part of a cache's frames. A model has few.
 const WAITING_SHARE: u32 = if cfg!(shuttle) { 8 } else { 16 };
 
+/// So large a part may all threads have that install pages in other processes: with runs of pages,
+/// and with the folio of a page alone.
+#[cfg(feature = "serve")]
+const INSTALLED_SHARE: u32 = 8;
+#[cfg(feature = "serve")]
+const INSTALLED_ALONE_SHARE: u32 = 4;
+
 /// Of a cache.
 #[derive(Debug)]
 pub(crate) struct MappedOfCache {
@@ -37,7 +44,10 @@ pub(crate) struct MappedOfCache {
     pub(crate) held: Level,
     /// Pages of folios, by threads that wait for hollow frames.
     waiting_with: Level,
-    waiting_most: u32,
+    /// Pages of folios, by threads that install them in other processes.
+    #[cfg(feature = "serve")]
+    installed: Level,
+    frames: u32,
     /// How many folios were lent so far: where that goes on, hollow frames are not lacking.
     pub(crate) lent: AtomicU64,
     uffd: OnceLock<Arc<Uffd>>,
@@ -71,7 +81,9 @@ impl MappedOfCache {
             to_write: ToWrite::default(),
             held: Level::default(),
             waiting_with: Level::default(),
-            waiting_most: frames / WAITING_SHARE,
+            #[cfg(feature = "serve")]
+            installed: Level::default(),
+            frames,
             lent: AtomicU64::new(0),
             uffd: OnceLock::new(),
             swap: None,
@@ -104,8 +116,20 @@ impl MappedOfCache {
     /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each
     /// other.
     pub(crate) fn may_wait_with(&self, pages: u32) -> Option<Added<'_>> {
-        let most = self.waiting_most.max(pages);
+        let most = (self.frames / WAITING_SHARE).max(pages);
         let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
         self.waiting_with.hold(pages, most)
+    }
+
+    /// Whether a thread may keep folios of so many pages while the kernel installs them in another
+    /// process, until what this returns is dropped. That process can make the call wait for as long
+    /// as it likes, and nothing evicts the folios meanwhile. So all of them together may have an
+    /// eighth of the cache; a quarter, if what is kept is the folio of one page, `alone`.
+    #[cfg(feature = "serve")]
+    pub(crate) fn may_install(&self, pages: u32, alone: bool) -> Option<Added<'_>> {
+        let share = if alone { INSTALLED_ALONE_SHARE } else { INSTALLED_SHARE };
+        let most = self.frames / share;
+        let most = if mutant::on(Mutant::CallsKeepAll) { u32::MAX } else { most };
+        self.installed.hold(pages, most)
     }
 }

@@ -155,6 +155,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("waiting-forgotten", "nobody here serves other processes; the tests of `clients` see it"),
     ("idle-looked-at", "nobody here serves other processes; the tests of `clients` see it"),
     ("client-run-unheld", "nobody here serves other processes; the tests of `clients` see it"),
+    ("calls-keep-all", "nobody here serves other processes; the tests of `clients` see it"),
     ("strays-one-by-one", "nobody here makes pages in a mirror; the tests of `mirror` see it"),
     ("mirror-error-poisons", "nobody here serves other processes; the tests of `clients` see it"),
     ("mapped-and-served", "nobody here serves other processes; the tests of `clients` see it"),

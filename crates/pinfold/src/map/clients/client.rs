@@ -7,8 +7,8 @@
 //! | in the cache | is lent; `UFFDIO_CONTINUE` of the adjacent lent pages | `UFFDIO_COPY` of the folio |
 //! | neither | is read; the fault waits | the same |
 //!
-//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror is
-//! copied to whoever wants it. Which pages were installed is a hint: the kernel takes them away
+//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror, or for
+//! which too much is kept by calls that hang, is copied to whoever wants it. Which pages were installed is a hint: the kernel takes them away
 //! again when the cache evicts them.
 
 use std::collections::{HashMap, VecDeque};
@@ -252,20 +252,31 @@ impl Client {
             return self.put_copies(snapshot, file.handle(), asked);
         }
         let bounds = asked.bounds(RUN_PAGES);
+        let alone = PageAsked { within: page..page + 1, ..*asked };
         let run = match snapshot.run(file.handle(), page, &bounds, &self.installed) {
             Ok(Some(run)) => run,
             Ok(None) => return Ok(FaultOutcome::Absent(page)),
             // The system has no memory for the mirror, or another client disturbs it: that is not
             // this client's error. The page is its own then.
             Err(cause) if is_of_mirror(&cause) => {
-                let alone = PageAsked { within: page..page + 1, ..*asked };
                 return self.put_copies(snapshot, file.handle(), &alone);
             }
             Err(cause) => return Err(cause.into()),
         };
         if snapshot.is_zero(page) {
+            drop(run);
             return self.put_zeros(snapshot, asked);
         }
+        // Processes whose calls hang may keep so much that nothing is left for this one.
+        let is_alone = bounds.end - bounds.start == 1;
+        let Some(_kept) = file.handle().core.mapped.may_install(run.frames(), is_alone) else {
+            drop(run);
+            return if is_alone {
+                self.put_copies(snapshot, file.handle(), &alone)
+            } else {
+                self.put(snapshot, &alone)
+            };
+        };
         // Removed pages have to be zeros.
         let removed = self.removed.block_of(page);
         let pages = widest(page, &run.pages, |page| removed.has(*page));
@@ -302,35 +313,36 @@ impl Client {
         let installed = self.installed.block_of(page);
         let stops = |at: &u64| installed.has(*at) || removed.has(*at) || zeros.has(*at);
         let mut pages = widest(page, &bounds, stops);
+        // The cache's memory past the end of the file has anything.
+        if pages.end - 1 > page && snapshot.bytes_of(pages.end - 1) < PAGE_BYTES {
+            pages.end -= 1;
+        }
         let address = handle.core.address(&handle.mapping, held.head());
         let address_of = |page: u64| {
             let at = (page - folio.start) << PAGE_SHIFT;
             address.wrapping_add(at as usize)
         };
-        // The cache's memory past the end of the file has anything.
-        let last = pages.end - 1;
-        let bytes = snapshot.bytes_of(last);
-        let called = if bytes == PAGE_BYTES || page != last {
-            pages.end = if bytes == PAGE_BYTES { pages.end } else { last };
-            let (start, from) = (region.addresses(&pages).start, address_of(pages.start));
-            self.install("copy pages", asked, pages, |uffd, to| {
-                let from = from.wrapping_add((to.start - start) as usize);
-                // SAFETY: the reference keeps the folio, and the bytes of a folio with holders
-                // never change.
-                unsafe { uffd.copy(to, from) }
-            })
-        } else {
+        let frames = held.frame().order().frames();
+        let is_alone = pages.end - pages.start == 1;
+        let kept = if is_alone { None } else { handle.core.mapped.may_install(frames, true) };
+        if kept.is_none() {
             let mut copy = [0; PAGE_BYTES];
-            let from = address_of(page);
-            // SAFETY: as above; the file has so many bytes of the page.
+            let (from, bytes) = (address_of(page), snapshot.bytes_of(page));
+            // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
+            // change; the file has so many bytes of the page.
             unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
-            self.install("copy a page", asked, page..page + 1, |uffd, to| {
+            drop(held); // the call may hang
+            return self.install("copy a page", asked, page..page + 1, |uffd, to| {
                 // SAFETY: the bytes are this thread's.
                 unsafe { uffd.copy(to, copy.as_ptr()) }
-            })
-        };
-        drop(held);
-        called
+            });
+        }
+        let (start, from) = (region.addresses(&pages).start, address_of(pages.start));
+        self.install("copy pages", asked, pages, |uffd, to| {
+            let from = from.wrapping_add((to.start - start) as usize);
+            // SAFETY: as above; the reference is kept meanwhile.
+            unsafe { uffd.copy(to, from) }
+        })
     }
 
     /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for these

@@ -17,6 +17,9 @@ use crate::pages::handle::Handle;
 /// The most pages of a run, and the aligned blocks within which runs are.
 pub(super) const RUN_PAGES: u64 = 128;
 
+/// So many pieces are remembered of what was seen to be zeros or not.
+const KNOWN_MAX: usize = 4 << 10;
+
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) file: Arc<File>,
@@ -70,6 +73,14 @@ impl<'a> HeldFolios<'a> {
     }
 }
 
+impl PresentRun<'_> {
+    /// The pages of its folios.
+    pub(super) fn frames(&self) -> u32 {
+        let all = self.held.all[..self.held.count].iter().flatten();
+        all.map(|held| held.frame().order().frames()).sum()
+    }
+}
+
 impl Snapshot {
     pub(super) fn new(file: &File) -> Self {
         let pages = file.len().div_ceil(PAGE_BYTES as u64);
@@ -96,15 +107,24 @@ impl Snapshot {
 
     /// Whether `page` is zeros; `held` has it, in the mirror.
     fn learn(&mut self, handle: &Handle, _held: &Held<'_>, page: u64) -> bool {
-        if self.known.add(page) {
+        if !self.known.has(page) {
             let from = handle.mapping.mirror_of_folios().address(page);
             // SAFETY: the reference keeps the folio in the mirror, and its bytes do not change.
             let bytes = unsafe { std::slice::from_raw_parts(from, PAGE_BYTES) };
-            if bytes.iter().all(|&byte| byte == 0) {
-                self.zeros.add(page);
-            }
+            self.note(page, bytes.iter().all(|&byte| byte == 0));
         }
         self.zeros.has(page)
+    }
+
+    /// Only a hint, which need not take any amount of memory.
+    fn note(&mut self, page: u64, is_zero: bool) {
+        if self.known.pieces() >= KNOWN_MAX {
+            (self.known, self.zeros) = Default::default();
+        }
+        self.known.add(page);
+        if is_zero {
+            self.zeros.add(page);
+        }
     }
 
     /// The pages of the aligned 128 KiB around `page` that may be read with it: none of those that
@@ -200,5 +220,26 @@ impl Snapshot {
     pub(super) fn bytes_of(&self, page: u64) -> usize {
         let left = self.file.len().saturating_sub(page << PAGE_SHIFT);
         left.min(PAGE_BYTES as u64) as usize
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::pages::BLOCK_PAGES;
+    use super::super::tests::{MIB, bytes, snapshot};
+    use super::*;
+
+    #[test]
+    fn what_was_seen_of_a_long_file_takes_a_bounded_amount_of_memory() {
+        let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
+        let mut snapshot = Snapshot::new(&file);
+        for block in 0..3 * KNOWN_MAX as u64 {
+            let page = block * BLOCK_PAGES;
+            snapshot.note(page, true);
+            assert!(snapshot.is_zero(page));
+            assert!(snapshot.known.pieces() <= KNOWN_MAX && snapshot.zeros.pieces() <= KNOWN_MAX);
+        }
+        snapshot.note(1, false);
+        assert!(!snapshot.is_zero(1));
     }
 }

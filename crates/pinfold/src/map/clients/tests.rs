@@ -516,6 +516,50 @@ fn a_page_that_cannot_get_into_the_mirror_is_copied() {
     assert!(matches!(caught.1[..], [ClientEvent::PageFailed { .. }]), "{caught:?}");
 }
 
+/// Whether a page of this process is one that others may have, too.
+fn is_shared_page(at: *const u8) -> bool {
+    let entries = std::fs::File::open("/proc/self/pagemap").unwrap();
+    let (mut entry, offset) = ([0; 8], at.addr() as u64 / P * 8);
+    std::os::unix::fs::FileExt::read_exact_at(&entries, &mut entry, offset).unwrap();
+    u64::from_ne_bytes(entry) >> 61 & 1 == 1
+}
+
+/// What a client gets of a page beside calls that hang, which keep as many `runs` as may be, or also
+/// as many pages `alone`: whether more than that page, and whether the cache's own.
+fn beside_calls_that_hang(memory: ClientMemory, [runs, alone]: [bool; 2]) -> [bool; 2] {
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let mapped = &file.handle().core.mapped;
+    for page in 0..32 {
+        file.get(page).unwrap();
+    }
+    let mut kept = Vec::new();
+    if runs {
+        kept.extend((0..4096).map_while(|_| mapped.may_install(1, false)));
+    }
+    if alone {
+        kept.extend((0..4096).map_while(|_| mapped.may_install(1, true)));
+    }
+    let guest = Guest::new(&clients, memory, 0);
+    guest.add_to(&mut clients);
+    let (byte, told) = serving(&mut clients, || guest.read(9));
+    assert!(told.is_empty() && byte == byte_of(9), "{told:?}");
+    let at = guest.start.wrapping_add(9 * P as usize);
+    [clients.stats().installed > 1, is_shared_page(at)]
+}
+
+#[test]
+fn calls_that_hang_keep_a_part_of_the_cache_and_no_more() {
+    let shared = |kept| beside_calls_that_hang(ClientMemory::Shared, kept);
+    let private = |kept| beside_calls_that_hang(ClientMemory::Private, kept);
+    let [none, runs, all] = [[false, false], [true, false], [true, true]];
+    assert_eq!([shared(none), private(none)], [[true, true], [true, false]]);
+    assert_eq!([shared(runs), private(runs)], [[false, true], [true, false]]);
+    assert_eq!([shared(all), private(all)], [[false, false], [false, false]]);
+    let caught = mutant::with(Some(Mutant::CallsKeepAll), || [shared(all), private(all)]);
+    assert_eq!(caught, [[true, true], [true, false]], "the mutant does nothing");
+}
+
 /// What a map of the program shows after a client has touched the memory of the same file.
 fn map_beside_clients() -> Result<u8> {
     let (cache, file) = snapshot(16 * MIB, bytes(4 * MIB));

@@ -274,7 +274,7 @@ impl Cache {
     /// Frees 2 MiB of memory in one piece by moving folios, unless there are 2 MiB free already.
     /// Helps the next large folio (a sequential read, a pin of 2 MiB). False if it could not: what
     /// is in the way is held or pinned, or too little memory is free. Copies up to 2 MiB for each
-    /// of at most eight attempts; does no I/O. Feature `testing`: the cache does this by itself
+    /// attempt, two for each eight runs of the cache; does no I/O. Feature `testing`: the cache does this by itself
     /// where it needs to.
     #[cfg(feature = "testing")]
     pub fn compact(&self) -> bool {

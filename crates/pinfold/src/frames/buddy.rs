@@ -291,16 +291,6 @@ impl Lists {
         }
     }
 
-    /// Ends the hold if all of `run` is held: it is the caller's, frozen, with odd versions.
-    pub(super) fn claim_held(&mut self, on: Ground<'_>, run: FrameNumber) -> bool {
-        let full = self.held_map(run).is_full();
-        if full {
-            self.held = None;
-            self.set_movable(on, run);
-        }
-        full
-    }
-
     /// Makes the held run one of the arena, unless a hollow one is wanted and this is the last.
     #[cfg(feature = "map")]
     pub(super) fn take_back(&mut self, on: Ground<'_>, run: FrameNumber) -> bool {
@@ -344,6 +334,9 @@ impl Lists {
     pub(super) fn release_held(&mut self, on: Ground<'_>, run: FrameNumber) {
         let map = self.held_map(run);
         self.held = None;
+        if map.is_full() {
+            return self.add(on, run, Order::MAX);
+        }
         for frame in (0..RunMap::FRAMES).filter(|&offset| map.contains(offset)) {
             self.add(on, run.after(frame), Order::MIN);
         }

@@ -31,7 +31,6 @@
 //! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before the table is shared |
 //! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.hand_out(1)` last | `Frames::alloc` |
 //! | free | reserved, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
-//! | reserved | filling | as free to filling | `HeldRun::into_folio` |
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
@@ -376,6 +375,14 @@ impl Frame {
             self.settle_span(old | flags);
         }
         old
+    }
+
+    /// Its order, if the folio seems to have no holders but its mapping.
+    pub(crate) fn can_move(&self) -> Option<Order> {
+        let word = self.count.word();
+        let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
+        (alone && !self.is_changing() && self.identity().mapping != MAPPING_NONE)
+            .then(|| self.order())
     }
 
     /// Valid as [`Frame::identity`] is.

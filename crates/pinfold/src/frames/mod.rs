@@ -420,19 +420,9 @@ pub(crate) struct HeldRun<'a> {
     run: FrameNumber,
 }
 
-impl<'a> HeldRun<'a> {
+impl HeldRun<'_> {
     pub(crate) fn held(&self) -> RunMap {
         self.frames.lists.lock().held_map(self.run)
-    }
-
-    /// The run as one folio of [`Order::MAX`], as from `alloc`; or itself, if it is still in use.
-    pub(crate) fn into_folio(self) -> Result<FrameNumber, HeldRun<'a>> {
-        let (frames, head) = (self.frames, self.run);
-        if !frames.change(|lists, on| lists.claim_held(on, head)) {
-            return Err(self);
-        }
-        std::mem::forget(self);
-        Ok(frames.hand_out(head, Order::MAX))
     }
 }
 

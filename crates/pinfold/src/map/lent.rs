@@ -22,7 +22,7 @@ use crate::mapped::task::{Rests, Waiter};
 use crate::pages::core::Core;
 
 use crate::pages::reclaim::{
-    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, RunContent, Shortage, best_runs, evict,
+    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, RunContent, RunRank, Shortage, best_runs, evict,
     evict_again, evict_at_once, shortage,
 };
 
@@ -206,7 +206,8 @@ pub(super) fn take_run_back(core: &Core, enough: u32) -> bool {
     }
     let rank = |_, content: &RunContent| {
         let is_worth_it = content.held + TAKEN_BACK_MIN <= Order::MAX.frames();
-        is_worth_it.then_some((true, true, content.free))
+        let rank = RunRank { all_free: true, is_movable: true, free: content.free };
+        is_worth_it.then_some(rank)
     };
     best_runs(core, &core.pressure.take_back_hand, true, rank).any(|run| take_back(core, run))
 }

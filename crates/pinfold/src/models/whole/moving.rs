@@ -39,8 +39,8 @@ fn compact(fixture: &Fixture) {
 }
 
 /// Both runs hold twelve pages, four of them in the one that is half free; then the pages are read
-/// while two threads make room by `room`.
-fn emptied_by(room: fn(&Fixture)) {
+/// while two threads make room.
+fn runs() {
     let fixture = Fixture::new(RUNS);
     let half = Order::new(Order::MAX.get() - 1).expect("half of a run");
     let halves = [half; 2].map(|order| fixture.core.frames.alloc(order).expect("half of a run"));
@@ -55,7 +55,7 @@ fn emptied_by(room: fn(&Fixture)) {
     fixture.core.put(second);
     read_all(4..6);
     fixture.core.put(first);
-    let threads = [room, room, read_some, read_some].map(|side| {
+    let threads = [compact, compact, read_some, read_some].map(|side| {
         let fixture = fixture.clone();
         spawn(move || side(&fixture))
     });
@@ -67,29 +67,6 @@ fn emptied_by(room: fn(&Fixture)) {
     assert!(stats.free_frames > Order::MAX.frames(), "nothing else was read");
     assert!(reclaim::compact(&fixture.core), "nobody holds anything, and no run can be emptied");
     fixture.ends();
-}
-
-fn runs() {
-    emptied_by(compact);
-}
-
-/// As for a fill that wants a folio of that size.
-fn make_block(fixture: &Fixture) {
-    reclaim::make_block(&fixture.core, Order::MAX);
-}
-
-fn blocks() {
-    emptied_by(make_block);
-}
-
-#[test]
-fn blocks_are_emptied_beside_readers() {
-    let mutants = [
-        (Mutant::HoldLeaks, "no run can be emptied"),
-        (Mutant::FreezeAnyCount, ""),
-        (Mutant::MoveWakesNobody, "deadlock"),
-    ];
-    holds_and_catches(Stores::AtOnce, blocks, &mutants);
 }
 
 #[test]

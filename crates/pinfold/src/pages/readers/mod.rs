@@ -272,19 +272,8 @@ impl Readers {
         self.look(heads)
     }
 
-    /// In rising order. Approximate: without a fence.
-    pub(crate) fn all_announced(&self) -> Vec<FrameNumber> {
-        let mut heads: Vec<_> = self.seen_announced().collect();
-        heads.sort_unstable_by_key(|head| head.0);
-        heads
-    }
-
-    /// As approximate.
-    pub(crate) fn has_announced(&self, is_it: impl FnMut(FrameNumber) -> bool) -> bool {
-        self.seen_announced().any(is_it)
-    }
-
-    fn seen_announced(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+    /// Approximate: without a fence.
+    pub(crate) fn seen_announced(&self) -> impl Iterator<Item = FrameNumber> + '_ {
         // Acquire: as in `announced`.
         let high = self.high.load(Ordering::Acquire) as usize;
         let slots = (0..high).flat_map(|number| &self.record(number).slots);

@@ -21,7 +21,8 @@ pub(super) struct Census {
 impl Census {
     pub(super) fn take(core: &Core) -> Self {
         let mut census = Census::default();
-        let borrowed = core.readers.all_announced();
+        let mut borrowed: Vec<_> = core.readers.seen_announced().collect();
+        borrowed.sort_unstable_by_key(|head| head.0);
         let mut at = core.frames.stats().table_frames;
         // Ends: each turn advances by at least a frame.
         while at < core.frames.frames() {

@@ -1,9 +1,9 @@
 //! Compaction: frees one 2 MiB run, or a block of one, by moving its folios; or all of a run but
 //! hollow folios, to make it a hollow one.
 //!
-//! 1. of the runs in which all folios seem to be movable, pick those with most free frames that are
-//!    not entirely free, movable runs first (`runs.rs`), and try them in turn; or, of a few movable
-//!    runs, the block with most;
+//! 1. of a few runs, pick the blocks with most free frames in which all folios seem to be movable,
+//!    and try them in turn. A block that fills a run may be of an unmovable one. For a hollow run,
+//!    `runs.rs` picks;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
 //!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;
@@ -22,23 +22,22 @@ use crate::pages::freeze::{self, Candidates, Frozen, To};
 use crate::pages::residency::Candidate;
 
 #[cfg(all(feature = "map", not(loom)))]
-use super::runs::best_runs;
-use super::runs::{RunContent, best_of_all_runs, can_move};
+use super::runs::{RunContent, RunRank, best_runs};
 
 /// That are looked at for a block.
 const RUNS_MAX: usize = 8;
 
 const BLOCKS_MAX: usize = 2;
 
+/// Frees a run, unless one is free: looks at all runs, a few at a time.
 pub(crate) fn compact(core: &Core) -> bool {
-    if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
+    if core.frames.has_free(Order::MAX) {
         return true;
     }
-    let rank = |run, content: &RunContent| {
-        let rank = (true, core.frames.is_movable(run), content.free);
-        (content.free > 0 && content.held == 0).then_some(rank)
-    };
-    best_of_all_runs(core, rank).any(|run| empty_run(core, run))
+    // Its folios need frames outside.
+    let is_room = core.frames.free_frames() >= Order::MAX.frames();
+    let looks = core.frames.frames().div_ceil(RUNS_MAX as u32 * Order::MAX.frames());
+    is_room && (0..looks).any(|_| make_block(core, Order::MAX))
 }
 
 /// Makes one of the runs that it looks at hollow, with the hollow folios in it; false if that is
@@ -48,33 +47,29 @@ pub(crate) fn hollow_out(core: &Core) -> bool {
     let becomes_hollow = |run| {
         let mut woken = Woken::default();
         let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
-        match held.map(HeldRun::into_folio) {
-            Some(Ok(folio)) => {
-                core.put(folio);
-                core.frames.hollow_out_run()
-            }
-            Some(Err(held)) => held.hollow_out_rest(),
-            None => false,
+        let Some(held) = held else { return false };
+        if held.held().is_full() {
+            drop(held);
+            return core.frames.hollow_out_run();
         }
+        held.hollow_out_rest()
     };
     // First those of which all is free then: a large folio may be wanted.
     let rank = |run, content: &RunContent| {
         let may_stay = content.held == 0 || !mutant::on(Mutant::UsedStaysUnhollow);
-        let rank = (content.held == 0, core.frames.is_movable(run), content.free);
-        (content.free > 0 && may_stay).then_some(rank)
+        let (all_free, free) = (content.held == 0, content.free);
+        let rank = RunRank { all_free, is_movable: core.frames.is_movable(run), free };
+        (free > 0 && may_stay).then_some(rank)
     };
     best_runs(core, &core.pressure.hollow_out_hand, false, rank).any(becomes_hollow)
 }
 
 /// Whether it is a free run of 2 MiB now.
+#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
 pub(crate) fn empty_run(core: &Core, run: FrameNumber) -> bool {
-    // Its folios need frames outside.
-    if core.frames.free_frames() < Order::MAX.frames() {
-        return false;
-    }
     let mut woken = Woken::default();
     let held = hold_and_empty(core, run, 0..Order::MAX.frames(), &mut woken);
-    held.is_some_and(|held| held.into_folio().map(|folio| core.put(folio)).is_ok())
+    held.is_some_and(|held| held.held().is_full())
 }
 
 /// If the few runs that it looks at have a block that is free in part and can be emptied. Goes on
@@ -94,7 +89,8 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
         if candidates.iter().any(|other| other.1 == run) {
             break; // all were looked at
         }
-        if core.frames.is_movable(run) && !core.frames.is_hollow(run) {
+        let may_be = order == Order::MAX || core.frames.is_movable(run);
+        if may_be && !core.frames.is_hollow(run) {
             candidates.extend(best_block(core, run, order).map(|(free, at)| (free, run, at)));
         }
     }
@@ -122,7 +118,7 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
                 at += 1;
                 continue;
             }
-            let Some(order) = can_move(core, FrameNumber(run.0 + at)) else { return false };
+            let Some(order) = core.frames.frame(run.after(at)).can_move() else { return false };
             at += order.frames();
         }
         true

@@ -27,6 +27,7 @@ mod compact;
 mod copies;
 pub(crate) mod daemon;
 mod evict;
+#[cfg(all(feature = "map", not(loom)))]
 mod runs;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -57,8 +58,6 @@ pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 #[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
 pub(crate) use compact::empty_run;
-#[cfg(all(test, shuttle))]
-pub(crate) use compact::make_block;
 #[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
 pub(crate) use compact::move_out;
 #[cfg(all(feature = "map", not(loom)))]
@@ -69,7 +68,7 @@ pub(crate) use copies::{Copied, allocate_copy};
 pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
 pub(crate) use evict::{evict, evict_these};
 #[cfg(all(feature = "map", not(loom)))]
-pub(crate) use runs::{RunContent, best_runs};
+pub(crate) use runs::{RunContent, RunRank, best_runs};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted. The end of a guard wakes nobody.

@@ -1,20 +1,18 @@
-//! Which runs to empty. Who asks is on the way of a fault, or of an eviction: so a look allocates
-//! nothing, and reads at most about [`ENTRIES_MAX`] entries, however large the cache is. The next
-//! one goes on where it has ended.
+//! Which runs to make hollow, or to take back. Who asks is on the way of a fault, or of an eviction:
+//! so a look allocates nothing, and reads at most about [`ENTRIES_MAX`] entries, however large the
+//! cache is. The next one goes on where it has ended.
 
 // Not from `crate::base::sync`: a hint, as `Pressure` has it.
-#[cfg(all(feature = "map", not(loom)))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::mutant::{self, Mutant};
-use crate::frames::{FrameNumber, MAPPING_NONE, Order};
+use crate::frames::{FrameNumber, Order};
 use crate::pages::core::Core;
 
 /// That a look returns.
 const RUNS_MAX: usize = 8;
 
 /// Those of 64 runs of single pages. A run that is not looked at counts as one.
-#[cfg(all(feature = "map", not(loom)))]
 const ENTRIES_MAX: u32 = 64 * Order::MAX.frames();
 
 /// So many free frames are as good as any: the look ends.
@@ -29,60 +27,44 @@ pub(crate) struct RunContent {
     pub(crate) held: u32,
 }
 
-/// The larger, the better: whether all of the run would be free, whether it is movable, and how
-/// many of its frames are free now.
-pub(crate) type RunRank = (bool, bool, u32);
+/// The larger, the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RunRank {
+    /// All of the run would be free.
+    pub(crate) all_free: bool,
+    pub(crate) is_movable: bool,
+    /// How many of its frames are free now.
+    pub(crate) free: u32,
+}
 
 type BestRuns = [Option<(RunRank, FrameNumber)>; RUNS_MAX];
 
 /// The best of some runs that are hollow, or of some that are not, the best first, as `rank` says;
 /// those of which it says nothing are left out. Begins at `hand`.
-#[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn best_runs(
     core: &Core,
     hand: &AtomicU32,
     are_hollow: bool,
     rank: impl Fn(FrameNumber, &RunContent) -> Option<RunRank>,
 ) -> impl Iterator<Item = FrameNumber> {
-    // Relaxed, both: a hint.
-    let start = hand.load(Ordering::Relaxed);
-    let (best, next) = look(core, start, ENTRIES_MAX, are_hollow, rank);
-    hand.store(next, Ordering::Relaxed);
-    best.into_iter().flatten().map(|(_, run)| run)
-}
-
-/// Of all runs that are not hollow.
-pub(super) fn best_of_all_runs(
-    core: &Core,
-    rank: impl Fn(FrameNumber, &RunContent) -> Option<RunRank>,
-) -> impl Iterator<Item = FrameNumber> {
-    let (best, _) = look(core, 0, u32::MAX, false, rank);
-    best.into_iter().flatten().map(|(_, run)| run)
-}
-
-/// Also with the number of the run at which the next look begins.
-fn look(
-    core: &Core,
-    start: u32,
-    mut entries_left: u32,
-    are_hollow: bool,
-    rank: impl Fn(FrameNumber, &RunContent) -> Option<RunRank>,
-) -> (BestRuns, u32) {
-    let (mut best, mut nth) = (BestRuns::default(), start);
+    // Relaxed, as the store below: a hint.
+    let mut nth = hand.load(Ordering::Relaxed);
+    let (mut best, mut entries_left) = (BestRuns::default(), ENTRIES_MAX);
     let mut rank_of = |run| {
         entries_left = entries_left.saturating_sub(1);
         let is_one = core.frames.is_hollow(run) == are_hollow;
         let content = is_one.then(|| content(core, run, &mut entries_left)).flatten();
         (content.and_then(|content| rank(run, &content)), entries_left == 0)
     };
-    let first = core.frames.whole_run(start);
+    let first = core.frames.whole_run(nth);
     let mut next = first;
     // Ends: each turn looks at another run, until all were looked at.
     while let Some(run) = next {
         let (rank, mut is_over) = rank_of(run);
         let mut it = rank.map(|rank| (rank, run));
         if it > best[RUNS_MAX - 1] && (are_hollow || !has_borrowed(core, run)) {
-            is_over |= rank >= Some((true, true, FREE_ENOUGH));
+            is_over |=
+                rank >= Some(RunRank { all_free: true, is_movable: true, free: FREE_ENOUGH });
             for place in &mut best {
                 if it > *place {
                     std::mem::swap(place, &mut it);
@@ -95,7 +77,8 @@ fn look(
             break;
         }
     }
-    (best, nth)
+    hand.store(nth, Ordering::Relaxed);
+    best.into_iter().flatten().map(|(_, run)| run)
 }
 
 /// `None`: there is an ordinary folio that cannot move.
@@ -113,7 +96,7 @@ fn content(core: &Core, run: FrameNumber, entries_left: &mut u32) -> Option<RunC
             continue;
         }
         let frames = frame.order().frames();
-        if can_move(core, head).is_none() {
+        if frame.can_move().is_none() {
             if frame.is_hollow() {
                 content.held += frames;
             } else if !mutant::on(Mutant::InUseTried) {
@@ -129,19 +112,10 @@ fn content(core: &Core, run: FrameNumber, entries_left: &mut u32) -> Option<RunC
 fn has_borrowed(core: &Core, run: FrameNumber) -> bool {
     let is_of_it = |head: FrameNumber| head.0.wrapping_sub(run.0) < Order::MAX.frames();
     let is_it = |head: FrameNumber| is_of_it(head) && !core.frames.frame(head).is_hollow();
-    core.readers.has_announced(is_it) && !mutant::on(Mutant::InUseTried)
+    core.readers.seen_announced().any(is_it) && !mutant::on(Mutant::InUseTried)
 }
 
-/// If the folio at `head` seems to have no holders.
-pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
-    let frame = core.frames.frame(head);
-    let word = frame.count.word();
-    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
-    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
-        .then(|| frame.order())
-}
-
-#[cfg(all(test, feature = "map", not(any(loom, shuttle))))]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use crate::pages::outside::Outside;

@@ -383,7 +383,7 @@ fn a_move_in_vain_is_no_progress() {
     let core = cache.core();
     let mapping = core.mappings.all().pop().unwrap();
     let head = core.hold(&mapping, 0).unwrap().head();
-    assert!(super::runs::can_move(core, head).is_some());
+    assert!(core.frames.frame(head).can_move().is_some());
     let before = core.pressure.progress_seen();
     assert!(!super::compact::move_out(core, head));
     assert_eq!(core.pressure.progress_seen(), before);

@@ -19,7 +19,6 @@ use crate::pages::residency::Candidate;
 
 use super::compact;
 use super::evict::{EFFORT_MAX, evict, evict_these};
-use super::runs::can_move;
 
 /// By one search for a block to empty: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
@@ -73,7 +72,8 @@ pub(crate) fn alloc_for_nodes(core: &Core) -> Option<FrameNumber> {
 /// returns where the next begins, if there was one.
 fn empty_lowest(core: &Core, frames: Range<u32>) -> Option<u32> {
     let mut folios = frames.map(FrameNumber);
-    let (head, order) = folios.find_map(|head| Some((head, can_move(core, head)?)))?;
+    let (head, order) =
+        folios.find_map(|head| Some((head, core.frames.frame(head).can_move()?)))?;
     // A hollow one is not evicted: it may have to be written first.
     if !compact::move_out(core, head) && !core.frames.frame(head).is_hollow() {
         evict_these(core, vec![Candidate::of(&core.frames, head)]);
@@ -118,7 +118,7 @@ fn move_all_out(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> 
     while at.0 < end {
         if free.contains(at.0 % Order::MAX.frames()) {
             at = at.after(1);
-        } else if let Some(order) = can_move(core, at) {
+        } else if let Some(order) = core.frames.frame(at).can_move() {
             folios.push(at);
             at = at.after(order.frames());
         } else {

@@ -14,7 +14,6 @@ use super::map::{self, Map, check_own};
 use super::signal;
 use super::stats::SpaceStats;
 use super::target::{self, SpaceCore};
-use crate::base::heap;
 use crate::base::sync::Mutex;
 use crate::cache::Cache;
 #[cfg(doc)]
@@ -155,7 +154,6 @@ impl Space {
     fn make(cache: &Cache, compared: Compared, handlers: usize) -> Result<Self> {
         cache.core().check_owner()?;
         let mapper = Mapper::new(cache.core())?;
-        heap::reserve();
         let handlers = handlers.min(HANDLERS_MAX);
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);

@@ -15,8 +15,7 @@
 //! pages have adjacent lines, and meet less often.
 //!
 //! **Wrong answers.** Another page's fingerprint is found where 16 entries of 65,535 values allow
-//! it: one page in 4,096 is taken for one that came back. It enters the main queue, for one
-//! passage.
+//! it: one page in 4,096 is taken for one that came back, and enters main for one passage.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +36,7 @@ const STRETCH_BITS: u32 = 9;
 #[repr(C, align(64))]
 pub struct GhostLine([AtomicU64; WORDS]);
 
-/// The table in the caller's lines. One thread at a time calls it; the words are atomic because the
-/// memory is shared.
+/// The table in the caller's lines, which are shared memory. One thread at a time calls it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ghosts<'a>(&'a [GhostLine]);
 
@@ -57,8 +55,7 @@ impl<'a> Ghosts<'a> {
         Self(lines)
     }
 
-    /// Notes that these pages of `file` were evicted. `file` is any number that stands for the
-    /// file.
+    /// Notes that these pages of `file`, any number that stands for one, were evicted.
     pub fn put(self, file: u64, pages: Range<u64>, shadow: Shadow) {
         for page in pages {
             let (line, fingerprint) = self.place(file, page);

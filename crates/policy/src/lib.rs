@@ -3,8 +3,7 @@
 //! Here: the order in which resident folios are offered for eviction, and the decision whether a
 //! folio that comes back was evicted too early. Not here: locks, atomics, freezing, memory. The
 //! caller keeps the table of folios and passes it in through [`Residents`]. So the cache (ids are
-//! frame numbers, fields are in the frame table) and the simulator (ids are pages of a trace,
-//! fields are in a `Vec`) run the same code.
+//! frame numbers) and the simulator (ids are pages of a trace) run the same code.
 //!
 //! A hit calls nothing here: a reader raises the folio's use count in the table, and only while it
 //! is below [`USES_MAX`]. Queues are touched on insert and on eviction.

@@ -1,7 +1,6 @@
 //! The queues themselves: intrusive lists through the caller's table, and every move between them.
 //!
-//! The invariants at the crate's head are kept here. Not here: which queue to take from, and which
-//! folio to spare (`s3fifo.rs`).
+//! The invariants at the crate's head are kept here; `s3fifo.rs` has which queue and folio to take.
 
 use crate::residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents};
 use crate::sweep::Sweep;
@@ -57,8 +56,6 @@ struct List {
 }
 
 impl List {
-    const EMPTY: Self = Self { head: NONE, tail: NONE, weight: Weight { folios: 0, pages: 0 } };
-
     /// Puts `id` between two neighbours, either of which may be the end.
     fn link<R: Residents>(&mut self, r: &mut R, prev: Id, id: Id, next: Id) {
         r.set_prev(id, prev);
@@ -102,8 +99,9 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) const fn new() -> Self {
-        Self { lists: [List::EMPTY, List::EMPTY], offered: Weight { folios: 0, pages: 0 } }
+    pub(crate) fn new() -> Self {
+        let empty = || List { head: NONE, tail: NONE, weight: Weight::default() };
+        Self { lists: [empty(), empty()], offered: Weight::default() }
     }
 
     #[inline]
@@ -125,7 +123,7 @@ impl Queues {
     /// Whether this queue's head was not offered to the sweep yet; of an empty queue: no.
     #[inline]
     pub(crate) fn gives(&self, queue: Queue, sweep: &Sweep) -> bool {
-        sweep.refused(queue) < self.weight(queue).folios
+        sweep.refused[queue as usize] < self.weight(queue).folios
     }
 
     /// Whether this queue has folios, and all of them refused this sweep.
@@ -163,8 +161,7 @@ impl Queues {
     }
 
     /// Ends an offer by queueing the folio again; tells where. A folio that is not on offer (any
-    /// more) is left where it is: its offer was ended by a removal, and what has the id now is
-    /// another folio.
+    /// more) is left where it is: a removal ended its offer, and the id may be another folio's.
     pub(crate) fn put_back<R: Residents>(
         &mut self,
         r: &mut R,

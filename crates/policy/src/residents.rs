@@ -76,16 +76,14 @@ impl Place {
 /// The caller's table of folios, as far as the policy is concerned.
 ///
 /// A shared table (the cache's, whose fields are atomics) implements this for `&Table`. All fields
-/// but `uses` belong to the policy: they are accessed only inside its calls, under the caller's
-/// policy lock, so relaxed accesses suffice. Readers raise `uses` without the lock; a lost update
-/// only costs accuracy.
+/// but `uses` belong to the policy: accessed only inside its calls, under the caller's lock, so
+/// relaxed accesses suffice. Readers raise `uses` without it; some may be lost.
 pub trait Residents {
     /// How often the folio was used since the policy last looked, at most [`USES_MAX`].
     fn uses(&self, id: Id) -> u8;
     /// Sets the use count; may race with readers that raise it.
     fn set_uses(&mut self, id: Id, uses: u8);
-    /// Whether a large folio was used in a few of its parts alone: then these stay, and not all of
-    /// it.
+    /// Whether a large folio was used in a few of its parts alone: then only these stay.
     fn is_partly_used(&self, _: Id) -> bool {
         false
     }
@@ -114,8 +112,7 @@ struct Row {
     place: Place,
 }
 
-/// A table of folios in a `Vec`, for one thread: the simulator's, and the tests'. 14 bytes a folio,
-/// rounded to 16.
+/// A table of folios in a `Vec`, for one thread: the simulator's and the tests'. 16 bytes a folio.
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Row>,

@@ -1,15 +1,13 @@
 //! The policy of the cache: S3-FIFO-shaped.
 //!
-//! Here: which queue gives the next candidate, which folios are spared, and which queue a returning
-//! folio enters. Not here: linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock
-//! (`shadow.rs`).
+//! Here: which queue gives the next candidate, which folios are spared, and where a returning one
+//! enters. Not here: linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock (`shadow.rs`).
 //!
 //! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
 //! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the
-//! space for newcomers; at its end a newcomer that was hit more than once moves to the main queue
-//! and loses its count, any other is evicted and remembered; a remembered one that comes back goes
-//! to main at once; main spares what was hit since, one count a time; counts stop at 3; the memory
-//! is as long as main.
+//! space for newcomers; at its end a newcomer that was hit more than once moves to main and loses
+//! its count, any other is evicted and remembered; one that comes back goes to main at once; main
+//! spares what was hit since, one count a time; counts stop at 3; the memory is as long as main.
 //!
 //! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
 //! ghosts are fingerprints with the time of eviction. One call spares no more than `reprieves_max`
@@ -19,8 +17,7 @@
 //! whole cache and keep it, and a loop longer than the cache would find a FIFO and never hit.
 //! Pinned folios are offered, too, and the caller answers that they are pinned.
 //!
-//! Which queue gives, in this order, of those that still have a folio that did not refuse this
-//! sweep (`sweep.rs`):
+//! Which queue gives, of those that have a folio that did not refuse this sweep (`sweep.rs`):
 //! 1. small, if it has its share;
 //! 2. main;
 //! 3. small, whatever it has.
@@ -128,8 +125,7 @@ impl S3Fifo {
     }
 
     /// Offers the next folio to evict; `None` if this sweep can offer no more. It is in no queue
-    /// until it is answered, so the caller may release the policy lock while it tries to freeze the
-    /// folio; other sweeps get other folios.
+    /// until it is answered, so the caller may release its lock while it tries to freeze the folio.
     pub fn next_victim<R: Residents>(&mut self, r: &mut R, sweep: &mut Sweep) -> Option<Id> {
         let mut reprieves_left = self.options.reprieves_max;
         // Ends: each turn spends one of the sweep's effort.
@@ -142,7 +138,7 @@ impl S3Fifo {
                 return Some(self.queues.offer(r, queue));
             }
             reprieves_left -= 1;
-            sweep.note_reprieve();
+            sweep.refused[Queue::Main as usize] = 0;
         }
     }
 
@@ -185,8 +181,7 @@ impl S3Fifo {
         }
     }
 
-    /// Reports the outcome for an offered folio. If it was evicted, returns the shadow to
-    /// leave behind, if any.
+    /// Reports the outcome for an offered folio. Returns the shadow to leave if it was evicted.
     ///
     /// `Evicted` is right for any folio that the caller holds frozen, offered or not. `Busy` and
     /// `Pinned` for a folio that is no longer on offer change nothing: it was removed while the
@@ -200,12 +195,13 @@ impl S3Fifo {
     ) -> Option<Shadow> {
         if answer != Answer::Evicted {
             if let Some(queue) = self.queues.put_back(r, id, answer == Answer::Pinned) {
-                sweep.note_refusal(queue);
+                sweep.refused[queue as usize] += 1;
             }
             return None;
         }
         let pages = r.pages(id);
-        sweep.note_evicted(pages);
+        sweep.counts.evicted += 1;
+        sweep.counts.evicted_pages += u64::from(pages);
         let from = self.queues.take_off(r, id);
         debug_assert!(from.is_some(), "folio {id} was evicted, but not the policy's");
         let leaves_ghost = from? == Queue::Small || self.options.main_ghosts;

@@ -5,8 +5,7 @@
 //! newest end of a queue, and the sweep counts how many in a row went there. As long as that is
 //! less than what the queue holds, its head was not offered yet; then the queue has nothing more
 //! for this sweep. A spared folio ends main's row, since it stands behind those that refused. What
-//! other callers add and remove meanwhile makes a row end a little early or late; the next sweep
-//! counts anew.
+//! others add and remove meanwhile makes a row end a little early or late.
 
 use crate::residents::Queue;
 
@@ -38,8 +37,8 @@ pub struct SweepCounts {
 pub struct Sweep {
     effort_max: u32,
     /// By queue: the folios that refused in a row and went to its newest end.
-    refused: [u32; Queue::ALL.len()],
-    counts: SweepCounts,
+    pub(crate) refused: [u32; Queue::ALL.len()],
+    pub(crate) counts: SweepCounts,
 }
 
 impl Sweep {
@@ -53,32 +52,11 @@ impl Sweep {
         self.counts
     }
 
-    /// The folios in a row, up to the newest end of this queue, that refused.
-    #[inline]
-    pub(crate) fn refused(&self, queue: Queue) -> u32 {
-        self.refused[queue as usize]
-    }
-
-    /// A folio refused and is at the newest end of this queue now.
-    pub(crate) fn note_refusal(&mut self, queue: Queue) {
-        self.refused[queue as usize] += 1;
-    }
-
     /// Pays for looking at one folio; false if the effort is spent.
     #[inline]
     pub(crate) fn spend(&mut self) -> bool {
         let left = self.counts.examined < self.effort_max;
         self.counts.examined += u32::from(left);
         left
-    }
-
-    /// A folio was spared and is at the newest end of main now.
-    pub(crate) fn note_reprieve(&mut self) {
-        self.refused[Queue::Main as usize] = 0;
-    }
-
-    pub(crate) fn note_evicted(&mut self, pages: u32) {
-        self.counts.evicted += 1;
-        self.counts.evicted_pages += u64::from(pages);
     }
 }

@@ -149,9 +149,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         got
     }
 
-    /// Gives back `n` references; true if they were the last. The caller then holds the folio
-    /// alone, frozen, and must destroy what the folio says it is. *Release* on the way down,
-    /// *acquire* for the last.
+    /// Gives back `n` references; true if they were the last. The caller then has it alone, frozen,
+    /// and must destroy what it says it is. *Release* on the way down, *acquire* for the last.
     ///
     /// # Misuse
     /// Giving back references that are not held panics in debug builds. In release builds the
@@ -241,9 +240,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
 
     // ---- the party alone -----------------------------------------------------------------------
 
-    /// Freezes the folio if exactly `expected` references, all of them the caller's, and no pins
-    /// are held. The freeze consumes the references. *Acquire* on success: everything that earlier
-    /// holders did is visible.
+    /// Freezes the folio if exactly `expected` references, all the caller's, and no pins are held.
+    /// It consumes the references. *Acquire* on success: all that earlier holders did is visible.
     ///
     /// The kernel's freeze is a full barrier. This one is not: a caller that must order its freeze
     /// before a later *load* (hazard slots, say) needs a fence of its own.
@@ -273,10 +271,9 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     /// that also wipes the debris of losers. Only for the party that holds the folio alone.
     ///
     /// # Misuse
-    /// Thawing what is not frozen, or with 0 references, panics in debug builds. In release
-    /// builds the first drops the references of others, whose folio may be destroyed while they use
-    /// it (the owner of the memory decides what that means); the second leaves a zero that a get
-    /// succeeds on.
+    /// Thawing what is not frozen, or with 0 references, panics in debug builds. In release builds
+    /// the first drops the references of others, whose folio may be destroyed while they use it;
+    /// the second leaves a zero that a get succeeds on.
     #[inline]
     pub fn thaw(&self, n: u32) {
         let new = self.clear_frozen(n, "thaw");
@@ -327,8 +324,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         }
     }
 
-    /// Completes a subtraction of `delta` from `old` that may have left zero; true for the last
-    /// holder.
+    /// Completes a subtraction of `delta` from `old` that may have left zero; true for the last.
     #[inline(never)]
     fn left(&self, old: Word<P>, delta: u64, legal: bool, what: &str) -> bool {
         if !legal || old.is_frozen() {

@@ -48,15 +48,13 @@ impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
     }
 }
 
-/// Takes a reference on the shipped word by a load and a compare-and-swap loop, to compare it with
-/// the addition inside a cache.
+/// Takes a reference on the shipped word by a compare-and-swap loop, for comparisons in a cache.
 #[inline]
 pub fn try_get_by_cas<P: Protocol, A: AtomicWord<u64>>(count: &RefCount<P, A>) -> bool {
     count.try_get_by_cas()
 }
 
-/// Dead is zero. A get begins with a load, or by assuming that the count is 1, and swaps the value
-/// that it has or finds for one more.
+/// Dead is zero. A get loads, or assumes 1, and swaps that, or what it finds, for one more.
 #[derive(Debug)]
 pub struct ZeroIsDead<const ASSUME_ONE: bool>(AtomicU32);
 

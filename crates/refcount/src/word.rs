@@ -20,6 +20,11 @@ const fn low_mask(bits: u32) -> u64 {
     if bits == 0 { 0 } else { u64::MAX >> (64 - bits) }
 }
 
+/// `value` at bit `at`, for a field of `bits` bits: 0 if it has none.
+const fn placed(value: u64, bits: u32, at: u32) -> u64 {
+    if bits == 0 { 0 } else { value << at }
+}
+
 impl<P: Protocol> Word<P> {
     const WIDTH: u32 = P::FROZEN_BITS + P::GENERATION_BITS + P::PINS_BITS + P::REFS_BITS;
     const REFS_AT: u32 = 64 - Self::WIDTH;
@@ -27,17 +32,13 @@ impl<P: Protocol> Word<P> {
     const GENERATION_AT: u32 = Self::PINS_AT + P::PINS_BITS;
 
     const REFS: u64 = low_mask(P::REFS_BITS) << Self::REFS_AT;
-    const PINS: u64 = if P::PINS_BITS == 0 { 0 } else { low_mask(P::PINS_BITS) << Self::PINS_AT };
-    const GENERATION: u64 = if P::GENERATION_BITS == 0 {
-        0
-    } else {
-        low_mask(P::GENERATION_BITS) << Self::GENERATION_AT
-    };
-    const FROZEN: u64 = if P::FROZEN_BITS == 0 { 0 } else { 1 << 63 };
+    const PINS: u64 = placed(low_mask(P::PINS_BITS), P::PINS_BITS, Self::PINS_AT);
+    const GENERATION: u64 =
+        placed(low_mask(P::GENERATION_BITS), P::GENERATION_BITS, Self::GENERATION_AT);
+    const FROZEN: u64 = placed(1, P::FROZEN_BITS, 63);
 
-    const REFS_TOP: u64 = 1 << (Self::REFS_AT + P::REFS_BITS - 1);
-    const PINS_TOP: u64 =
-        if P::PINS_BITS == 0 { 0 } else { 1 << (Self::PINS_AT + P::PINS_BITS - 1) };
+    const REFS_TOP: u64 = 1 << (Self::PINS_AT - 1);
+    const PINS_TOP: u64 = placed(1, P::PINS_BITS, Self::GENERATION_AT - 1);
 
     /// The most references that may be held at once.
     pub(crate) const MAX_REFS: u32 = low_mask(P::REFS_BITS - 1) as u32;
@@ -48,10 +49,8 @@ impl<P: Protocol> Word<P> {
     pub(crate) const GENERATIONS: u32 = low_mask(P::GENERATION_BITS) as u32;
 
     /// The word of a folio that was never owned.
-    pub(crate) const FIRST: Self = {
-        let generation = if P::GENERATION_BITS == 0 { 0 } else { 1 << Self::GENERATION_AT };
-        Self::of(Self::FROZEN | generation)
-    };
+    pub(crate) const FIRST: Self =
+        Self::of(Self::FROZEN | placed(1, P::GENERATION_BITS, Self::GENERATION_AT));
 
     pub(crate) const fn of(raw: u64) -> Self {
         Word { raw, protocol: PhantomData }
@@ -75,7 +74,7 @@ impl<P: Protocol> Word<P> {
 
     /// What to add to the word for `n` more pinned pages.
     pub(crate) const fn pins_delta(n: u32) -> u64 {
-        if P::PINS_BITS == 0 { 0 } else { (n as u64) << Self::PINS_AT }
+        placed(n as u64, P::PINS_BITS, Self::PINS_AT)
     }
 
     /// Whether the folio is frozen: no reference can be taken.
@@ -149,12 +148,11 @@ impl<P: Protocol> Word<P> {
         Self::of((self.raw & Self::GENERATION) | Self::FROZEN)
     }
 
-    /// Owned by `n` references in the next generation. Generation 0 is left out: a subtraction
-    /// that should not have happened on a frozen word then borrows from the generation, and
-    /// cannot reach the frozen bit.
+    /// Owned by `n` references in the next generation. Generation 0 is left out: a wrong
+    /// subtraction on a frozen word then borrows from the generation, not from the frozen bit.
     pub(crate) const fn thawed(self, n: u32) -> Self {
         let next = if self.generation() == Self::GENERATIONS { 1 } else { self.generation() + 1 };
-        let next = if P::GENERATION_BITS == 0 { 0 } else { (next as u64) << Self::GENERATION_AT };
+        let next = placed(next as u64, P::GENERATION_BITS, Self::GENERATION_AT);
         Self::of(next | Self::refs_delta(n))
     }
 

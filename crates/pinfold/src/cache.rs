@@ -45,8 +45,7 @@ use crate::stats::Stats;
 ///
 /// Rust's standard library and glibc hold locks of the whole process while a thread starts or ends.
 /// If one of the parent's threads did so at the fork, the first thread of a cache that the child
-/// makes waits for ever. So a program whose threads come and go should call exec in the child
-/// first.
+/// makes waits for ever. So if threads come and go, the child should call exec first.
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight: before Linux 6.3 a
 /// program that forks without an immediate exec should open files through the kernel's page cache
@@ -78,9 +77,8 @@ impl std::fmt::Debug for Cache {
 impl Cache {
     /// Makes a cache of `options.budget_bytes`. Reserves the budget, writes 1/64 of it (the frame
     /// table), and starts two threads: `pinfold-reclaim` evicts, and `pinfold-ring` drives
-    /// `io_uring`; with a swap also two `pinfold-swap`. Others start when they are first needed: up
-    /// to 16 `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for
-    /// deadlines.
+    /// `io_uring`; with a swap also two `pinfold-swap`. Others start when needed: up to 16
+    /// `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for deadlines.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or
@@ -121,25 +119,22 @@ impl Cache {
         Ok(Cache { core })
     }
 
-    /// Opens the file or block device at `path` for reading. A file that is opened twice (same
-    /// device and inode) is cached once. Reads use direct I/O where the file system supports it
-    /// ([`FileOptions::direct`]).
+    /// Opens the file or block device at `path` for reading. A file (device and inode) that is
+    /// opened twice is cached once. Reads use direct I/O where they can ([`FileOptions::direct`]).
     ///
     /// # What others have written
     ///
     /// Reads return what the file had when it was opened: the cache compares its length, and the
     /// times of its last changes, with those before the cached pages were read. If they differ,
-    /// these pages are dropped, and all handles of the file see the new length. Whoever has a guard
-    /// or a pin keeps the old bytes. Between two opens nothing is compared, but by
-    /// [`File::refresh`].
+    /// these pages are dropped, and all handles of the file see the new length. Guards and pins
+    /// keep the old bytes. Between two opens only [`File::refresh`] compares.
     ///
     /// Network file systems call this close-to-open consistency. Its gaps:
     /// - A store to a shared mapping of the file changes the times only if it is the first to its
     ///   page since the kernel has last written that page to the disk.
     /// - A write that is under way during the `open` and goes on for more than 20 ms may have
     ///   changed the times before the bytes. So may any write with `O_DIRECT`.
-    /// - The times of a file on another machine are of that machine's clock, and may be cached
-    ///   here.
+    /// - The times of a file on another machine are of its clock, and may be cached here.
     ///
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had
@@ -149,9 +144,8 @@ impl Cache {
     /// # What can be opened
     ///
     /// The length is the one that the file system or the device reports. Refused are files whose
-    /// content is longer than that, such as nearly all of `/proc` and `/sys`; and directories,
-    /// pipes, sockets and character devices, which [`Error::io_kind`] tells apart. An empty file
-    /// may be opened.
+    /// content is longer, such as nearly all of `/proc` and `/sys`; and directories, pipes, sockets
+    /// and character devices, which [`Error::io_kind`] tells apart. An empty file may be opened.
     ///
     /// # Cost
     ///
@@ -160,13 +154,11 @@ impl Cache {
     /// then. A closed file has none, and keeps what is cached; one that was mapped keeps one, and
     /// is forgotten once 32 others of this kind were closed. A call takes four system calls if the
     /// file is open already, and seven or eight otherwise (`cargo run --release -p pinfold
-    /// --example open` measures them). It may block for what `std::fs::File::open` blocks for:
-    /// looking up the path on the disk.
+    /// --example open` measures them). It may block as `std::fs::File::open` does.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`]; [`ErrorKind::Read`] if the length cannot be read;
-    /// [`ErrorKind::TooMany`]; [`ErrorKind::Unsupported`] if it is above 2^63 - 4096;
-    /// [`ErrorKind::Forked`].
+    /// [`ErrorKind::Open`]; [`ErrorKind::Read`] of the length, [`ErrorKind::Unsupported`] above
+    /// 2^63 - 4096; [`ErrorKind::TooMany`]; [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -181,7 +173,7 @@ impl Cache {
         self.core.check_owner()?;
         let path = path.as_ref();
         let found = source::find(path, Access::Read).map_err(Arc::new)?;
-        let (file_id, contents) = (found.identity(), found.contents());
+        let (file_id, contents) = (found.identity, found.contents);
         let file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
             File::opened(self.core.clone(), mapping, path)
         } else {
@@ -197,7 +189,7 @@ impl Cache {
         };
         refresh::on_open(file.handle(), contents.as_ref())?;
         // It was open before, and keeps its source for as long as it has handles.
-        if options.direct == Some(true) && file.is_buffered() {
+        if options.direct == Some(true) && file.handle().mapping.backing.is_buffered() {
             let why = "it is open already, buffered".to_owned();
             return Err(Arc::new(OpenError::NoDirect { path: path.to_owned(), why }).into());
         }
@@ -219,15 +211,6 @@ impl Cache {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());
         let identity = backing.identity().map_err(bad_source(&path))?;
-        self.file(path, identity, backing)
-    }
-
-    pub(crate) fn file(
-        &self,
-        path: PathBuf,
-        identity: Option<source::FileIdentity>,
-        backing: Backing,
-    ) -> Result<File> {
         self.core.check_owner()?;
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
@@ -244,7 +227,7 @@ impl Cache {
     fn mapping(
         &self,
         path: PathBuf,
-        identity: Option<source::FileIdentity>,
+        identity: Option<FileIdentity>,
         backing: Backing,
         len_bytes: u64,
     ) -> Result<Arc<Mapping>> {

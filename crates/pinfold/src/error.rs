@@ -10,8 +10,7 @@ use crate::source::OpenError;
 
 pub(crate) use cause::{Cause, RangeCause};
 
-/// Why a call failed. The cache stays usable after any error. An error is one pointer; a clone
-/// allocates nothing.
+/// Why a call failed. The cache stays usable. An error is one pointer; a clone allocates nothing.
 ///
 /// Messages name the file, by the first path that it was opened by, and the page or the offset,
 /// have all numbers that matter, and end with the cause. For programs:
@@ -38,16 +37,14 @@ pub(crate) use cause::{Cause, RangeCause};
 pub struct Error(Arc<Cause>);
 
 /// What a program does about an [`Error`]. It prints as one word, for logs and other languages,
-/// such as `no-memory`. Words and their meaning are stable; later versions may add kinds. Messages
-/// may change.
+/// such as `no-memory`. Words are stable; later versions may add kinds. Messages may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// What was asked for is never possible: an option without sense, a range that is empty,
     /// reversed or beyond the largest file offset (2^63 - 1), something of another cache.
     Invalid,
-    /// The file ends before the page or the range. Stop there, or [refresh](crate::File::refresh)
-    /// it.
+    /// The file ends before the page or range. Stop there, or [refresh](crate::File::refresh) it.
     BeyondEnd,
     /// The file was cut short while it was cached. [Refresh](crate::File::refresh) it.
     Truncated,

@@ -1,5 +1,4 @@
-//! A user-space page cache: keeps pages of files in the program's own memory, under a budget that
-//! the program sets.
+//! A user-space page cache: pages of files in the program's own memory, under a budget.
 //!
 //! ```
 //! # let dir = tempfile::tempdir().unwrap();
@@ -55,8 +54,7 @@
 //!
 //! "No store to shared memory" holds for `borrow` and for short reads
 //! ([`Options::short_read_max_bytes`]) but to note first reads, the first three uses of the folio,
-//! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses
-//! where memory is short.
+//! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses.
 //!
 //! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
 //!
@@ -98,13 +96,11 @@
 //! # Futures
 //!
 //! The futures of the calls that end in `async` run on any runtime. A poll waits neither for a
-//! source nor for memory. It may take a lock for a moment, evict what needs no write, and copy up
-//! to the whole buffer.
+//! source nor for memory. It may take a lock for a moment, evict what needs no write, and copy.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
 //! `Arc<File>` with it. A future that finds its page cached is ready at its first poll. Otherwise
-//! the thread that completes the read wakes it. It may be dropped at any time: its read goes on,
-//! and what that brings stays cached.
+//! the thread that completes the read wakes it. It may be dropped at any time: its read goes on.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
 //! waits for no read: [`try_get`](File::try_get) and its like, [`prefetch`](File::prefetch), the
@@ -159,8 +155,7 @@
 //!
 //! # Features
 //!
-//! - `map`, on by default: [`Space`], maps and own memory. Without it, a program has nothing of
-//!   that.
+//! - `map`, on by default: [`Space`], maps and own memory.
 //! - `serve`, on by default: [`Clients`], memory of other processes. It needs `map`.
 //! - `testing` adds what only tests, benchmarks and comparisons need; each such item says so.
 
@@ -201,29 +196,11 @@ mod pages;
 pub mod source;
 mod stats;
 
-#[cfg(not(loom))]
-pub use access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
-#[cfg(not(loom))]
-pub use access::many::ReadAt;
 pub use access::pin::PinnedRange;
 pub use base::holders::PinHolder;
 #[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
 pub use base::mutants;
-#[cfg(not(loom))]
-pub use cache::Cache;
 pub use error::{Error, ErrorKind, Result};
-#[cfg(not(loom))]
-pub use file::File;
-#[cfg(not(loom))]
-pub use file::completions::{Completion, Completions};
-#[cfg(not(loom))]
-pub use file::kept::{FolioOf, SharedFile};
-#[cfg(not(loom))]
-pub use file::owned::OwnedBytes;
-#[cfg(not(loom))]
-pub use file::reading::FileReader;
-#[cfg(not(loom))]
-pub use file::refresh::Changed;
 #[cfg(all(feature = "serve", not(loom)))]
 pub use map::clients::{
     ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
@@ -241,3 +218,15 @@ pub use options::Reference;
 pub use options::{FileOptions, Options};
 pub use source::Hint;
 pub use stats::Stats;
+#[cfg(not(loom))]
+pub use {
+    access::borrow::{Borrowed, FolioRef, Optimistic, Reader},
+    access::many::ReadAt,
+    cache::Cache,
+    file::File,
+    file::completions::{Completion, Completions},
+    file::kept::{FolioOf, SharedFile},
+    file::owned::OwnedBytes,
+    file::reading::FileReader,
+    file::refresh::Changed,
+};

@@ -61,8 +61,7 @@ pub struct Options {
     /// smaller meanwhile (`docs/pin.md` has figures).
     pub pin_in_place: bool,
     /// The bytes of the swap, rounded down to whole pages: where [own
-    /// memory](crate::Space::map_anon) goes when its pages leave the budget. 0, the default: there
-    /// is none, and own memory stays.
+    /// memory](crate::Space::map_anon) goes from the budget. 0, the default: own memory stays.
     ///
     /// [`Cache::new`](crate::Cache::new) fails with [`ErrorKind::System`](crate::ErrorKind::System)
     /// if the swap cannot be made, or has less than a page or more than the process's limit for
@@ -76,8 +75,7 @@ pub struct Options {
     #[cfg(feature = "map")]
     pub swap_dir: PathBuf,
     /// A source of the program's own that is the swap instead, from its start up to `swap_bytes`,
-    /// used by several threads at once. Nothing is synced, and nothing is expected to be there
-    /// before.
+    /// used by several threads at once. Nothing is synced, or expected to be there before.
     #[cfg(feature = "map")]
     pub swap_source: Option<Arc<dyn Source>>,
     /// How readers that need a reference take it. Feature `testing`: for comparisons only.
@@ -148,10 +146,8 @@ impl Options {
     /// - 280 bytes and its path for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
-    /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries
-    ///   and 10 KiB, until the thread ends;
-    /// - what is known of each map, and, as long as it is open, of each file that was mapped: a few
-    ///   KiB;
+    /// - for each thread that reads absent pages in batches an `io_uring` of 64 entries and 10 KiB;
+    /// - what is known of each map, and of each open file that was mapped: a few KiB;
     /// - for own memory, what [`Space::map_anon`](crate::Space::map_anon) says.
     pub fn new(budget_bytes: u64) -> Self {
         Options {

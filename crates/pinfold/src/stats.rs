@@ -54,8 +54,7 @@ pub struct Stats {
     pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
-    /// Folios whose read failed. One call of a source may read many folios; failed calls are in
-    /// [`Cache::sources`](crate::Cache::sources).
+    /// Folios whose read failed. Failed calls are in [`Cache::sources`](crate::Cache::sources).
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,

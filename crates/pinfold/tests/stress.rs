@@ -5,6 +5,8 @@
 //!
 //! A program of its own: its handler of SIGBUS has to be there before that of the first cache.
 
+#![cfg(not(any(loom, shuttle)))] // the model checkers build without the public types
+
 use std::time::Duration;
 
 use pinfold_testing::pattern::Origin;

@@ -8,8 +8,7 @@
 //!
 //! # The short path, step by step
 //!
-//! 1. to 3. the optimistic look-up (`found.rs`): a folio that is up to date, and has all bytes
-//!    wanted;
+//! 1. to 3. the optimistic look-up (`found.rs`): a folio that is up to date, and has all bytes;
 //! 4. copy, by racing loads;
 //! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
 //!

@@ -24,9 +24,8 @@ pub(crate) enum Cause {
     System { what: String, cause: Arc<io::Error> },
     #[error(transparent)]
     Thread(NotStarted),
-    /// The system refused what the mapped pages of a file need. Or, by
-    /// [`TimedOut`](io::ErrorKind::TimedOut), somebody uses an older version of the page for longer
-    /// than threads wait.
+    /// The system refused what the mapped pages of a file need. By
+    /// [`TimedOut`](io::ErrorKind::TimedOut), an older version of the page was in use for too long.
     #[error(
         "mapped pages of {}: cannot {what}: {cause}{}",
         path.display(),
@@ -155,8 +154,7 @@ pub(crate) enum Cause {
         named(path.as_deref())
     )]
     OutsidePin {
-        /// `None` where the cache cannot tell: after the pages were invalidated or given back, and
-        /// in a forked child.
+        /// `None`: the pages were invalidated or given back, or this is a forked child.
         path: Option<PathBuf>,
         at: u64,
         start: u64,

@@ -104,8 +104,7 @@ impl Completions {
         });
     }
 
-    /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
-    /// together.
+    /// Begins to get all of `pages`, together, as [`File::get_many_async`].
     pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
         let (file, pages) = (file.clone(), pages.to_vec());
         self.begin(user_data, async move {
@@ -122,16 +121,12 @@ impl Completions {
         }
     }
 
-    pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
-        self.waiting.retain(|of| keep(*of));
-        self.ended.retain(|(of, _)| keep(*of));
-    }
-
     /// Gives up all that was begun with this `user_data` and was not taken yet; returns how many.
     /// No completion with it comes any more, until the number is used again. Cost: a look at each.
     pub fn cancel(&mut self, user_data: u64) -> usize {
         let before = self.untaken();
-        self.keep(|of| of != user_data);
+        self.waiting.retain(|of| *of != user_data);
+        self.ended.retain(|(of, _)| *of != user_data);
         before - self.untaken()
     }
 
@@ -142,7 +137,7 @@ impl Completions {
         self.untaken()
     }
 
-    pub(crate) fn untaken(&self) -> usize {
+    fn untaken(&self) -> usize {
         self.waiting.len() + self.ended.len()
     }
 }

@@ -10,8 +10,7 @@ use crate::access::borrow::FolioRef;
 use crate::file::File;
 
 mod sealed {
-    /// What [`FolioOf`](super::FolioOf) relies on: all shares lead to one file, which lives as
-    /// long.
+    /// For [`FolioOf`](super::FolioOf): all shares lead to one file, which lives as long.
     pub trait Sealed {}
     impl Sealed for std::rc::Rc<crate::File> {}
     impl Sealed for std::sync::Arc<crate::File> {}
@@ -23,8 +22,7 @@ pub trait SharedFile: Clone + Deref<Target = File> + sealed::Sealed {}
 impl SharedFile for Rc<File> {}
 impl SharedFile for Arc<File> {}
 
-/// A [`FolioRef`] with a share of its file, to be stored in one struct with it, or anywhere else.
-/// Derefs to the page's bytes.
+/// A [`FolioRef`] with a share of its file, to be stored anywhere. Derefs to the page's bytes.
 ///
 /// ```
 /// use pinfold::{Cache, File, FolioOf, Options, source::Memory};

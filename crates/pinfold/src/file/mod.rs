@@ -30,7 +30,7 @@ use self::refresh::{Changed, Since};
 use crate::access::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::access::futures::{Get, GetMany, Read};
 use crate::access::many::{self, ReadAt};
-use crate::access::pin::{self, PinnedRange, Step};
+use crate::access::pin::{self, PinnedRange};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
@@ -104,19 +104,14 @@ impl File {
         file
     }
 
-    pub(crate) fn is_buffered(&self) -> bool {
-        self.handle.mapping.backing.is_buffered()
-    }
-
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
     /// the end of the file, 0 beyond it. What is not cached is read from the source, without a time
-    /// limit ([front page](crate#what-blocks)). The bytes that come from one folio are a snapshot
-    /// of one moment. `buf` beyond the returned count, and all of it after an error, is
-    /// unspecified.
+    /// limit ([front page](crate#what-blocks)). The bytes of one folio are of one moment. `buf`
+    /// beyond the returned count, and all of it after an error, is unspecified.
     ///
     /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
     /// and the copy, with no store to shared memory but [to note a use](crate#which-way-in); above
@@ -133,8 +128,7 @@ impl File {
     }
 
     /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
-    /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
-    /// what is not cached.
+    /// Derefs to the page's bytes: 4096, fewer only at the file's end. Reads what is absent.
     ///
     /// Cost of a hit: a look-up and one atomic addition on the folio's line, and one subtraction
     /// when the guard is dropped.
@@ -223,8 +217,7 @@ impl File {
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
     /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): 16 slots keep at most a
-    /// quarter of the budget, the 64 that [`borrow_many`](Self::borrow_many) may give can keep all
-    /// of it.
+    /// quarter of the budget, the 64 of [`borrow_many`](Self::borrow_many) can keep all.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`ErrorKind::Invalid`] if the reader belongs to another cache.
@@ -250,8 +243,7 @@ impl File {
     }
 
     /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
-    /// valid. Reads from the source what is not cached. Cost of a hit: a look-up; nothing is
-    /// written.
+    /// valid. Reads what is not cached. Cost of a hit: a look-up; nothing is written.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -289,8 +281,7 @@ impl File {
     /// [`try_read_at`](Self::try_read_at), at the same cost.
     ///
     /// # Errors
-    /// As [`try_get`](Self::try_get); [`ErrorKind::Invalid`] if the reader belongs to another
-    /// cache.
+    /// As [`try_get`](Self::try_get); [`ErrorKind::Invalid`] if the reader is of another cache.
     #[inline]
     pub fn try_borrow<'f, 'r>(
         &'f self,
@@ -301,9 +292,8 @@ impl File {
     }
 
     /// Starts to read those of `pages` that are neither cached nor on their way. Waits for no read.
-    /// Pages past the end of the file are skipped. Of adjacent pages, up to
-    /// [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes) are one read (64 KiB
-    /// if that is 0).
+    /// Pages past the end of the file are skipped. Adjacent pages are one read, up to
+    /// [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes) (64 KiB if that is 0).
     ///
     /// It is a hint: it starts only what memory can be found for without waiting, and what the
     /// source takes; and at most a quarter of the budget is on its way in one file at a time.
@@ -329,10 +319,9 @@ impl File {
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on (`cargo pinfold bench batch --cases
     /// memory`). Of misses: of 64 of `reads` at a time, up to 16 MiB are read at once, adjacent
-    /// pages by one read; what is left is read one by one. This thread submits these reads together
-    /// if the file is read by direct I/O; for other sources it makes the first read, and the others
-    /// are one submission. The batch holds nothing from one read to the next, and so may be of any
-    /// size.
+    /// pages by one read; the rest one by one. This thread submits these reads together if the file
+    /// is read by direct I/O; for other sources it makes the first read, and the others are one
+    /// submission. The batch holds nothing from one read to the next, and so may be of any size.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -347,9 +336,8 @@ impl File {
     ///
     /// # Errors
     /// The first error in the order of `pages`, as for `get`; then all guards are dropped.
-    /// [`ErrorKind::NoMemory`] if not all pages fit the budget at once: at once, and nothing is
-    /// read, if `pages` has more different pages than the budget, unless one is [beyond the
-    /// end](ErrorKind::BeyondEnd).
+    /// [`ErrorKind::NoMemory`] if not all pages fit the budget at once: at once, if `pages` has
+    /// more different pages than the budget, unless one is [beyond the end](ErrorKind::BeyondEnd).
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)
@@ -364,8 +352,8 @@ impl File {
     /// counted reference, and an allocation.
     ///
     /// # Errors
-    /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader belongs to another
-    /// cache, even if `pages` is empty.
+    /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader is of another
+    /// cache.
     #[inline]
     pub fn borrow_many<'f, 'r>(
         &'f self,
@@ -399,26 +387,23 @@ impl File {
     /// free as one piece. So one below 2 MiB is first moved to memory that is set apart for such
     /// folios, unless it is there already or there is none. A folio can move only while nobody
     /// holds it. The call tries for half a second, and then fails with [`ErrorKind::Busy`]: so a
-    /// thread must first drop its own guards in these folios. Pages that several threads hold in
-    /// turn are pinned before they begin, as a pinned folio is not moved for further pins. Where
-    /// neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for
-    /// a price.
+    /// thread must first drop its guards there. Pages that several threads hold in turn are pinned
+    /// before they begin, as a pinned folio is not moved for further pins. Where neither will do,
+    /// [`Options::pin_in_place`](crate::Options::pin_in_place) moves nothing, for a price.
     ///
     /// # Cost
     /// For each cached folio that need not move, a look-up and one atomic addition, and one atomic
     /// subtraction to unpin it. For the call, an addition and a subtraction on the count of the
-    /// cache, which all threads that pin share. To move a folio takes the file's mutex and copies
-    /// the folio.
+    /// cache, which all threads that pin share. To move a folio takes the file's mutex and a copy.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`ErrorKind::Invalid`] if the range is empty or
-    /// reversed, [`ErrorKind::BeyondEnd`] if it ends beyond the file; [`ErrorKind::TooLarge`] if it
-    /// can never fit the budget; [`ErrorKind::Busy`]; [`ErrorKind::TooMany`]; otherwise as
-    /// [`read_at`](Self::read_at).
+    /// reversed, [`ErrorKind::BeyondEnd`]; [`ErrorKind::TooLarge`] if it can never fit the budget;
+    /// [`ErrorKind::Busy`]; [`ErrorKind::TooMany`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
-        pin::pin(&self.handle, range, Step::Folio, Location::caller())
+        pin::pin::<false>(&self.handle, range, Location::caller())
     }
 
     /// As [`pin`](Self::pin), but page by page, with a look-up and an addition for each. Feature
@@ -430,7 +415,7 @@ impl File {
     #[track_caller]
     #[inline]
     pub fn pin_per_page(&self, range: Range<u64>) -> Result<PinnedRange> {
-        pin::pin(&self.handle, range, Step::Page, Location::caller())
+        pin::pin::<true>(&self.handle, range, Location::caller())
     }
 
     /// The length in bytes, as of the last time the file was opened, [refreshed](Self::refresh) or
@@ -464,9 +449,8 @@ impl File {
     }
 
     /// Looks whether another program has changed the file, and lets go of what is cached and not
-    /// the file's any more; the length follows. Reads through all handles of the file then return
-    /// what it has had since this call. Guards and pins keep what they have. [`Changed`] says what
-    /// is dropped.
+    /// the file's any more; the length follows. Reads by all handles of the file then return what
+    /// it has had since this call. Guards and pins keep what they have. [`Changed`] says what goes.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
     /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
@@ -506,9 +490,8 @@ impl File {
     /// Drops every cached folio that has a byte of `range`, including those in use: their holders
     /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
     /// source for its length, and drops the folio with the old end, and what is beyond the new one;
-    /// `0..0` does only that. Returns the bytes dropped, in whole folios. Of a file that is read
-    /// through the kernel's page cache, that drops the pages, too, but for those that wait to be
-    /// written or are mapped.
+    /// `0..0` does only that. Returns the bytes dropped, in whole folios. The kernel's page cache,
+    /// if the file is read through it, drops what is neither dirty nor mapped.
     ///
     /// # Errors
     /// Nothing is dropped after an error. [`ErrorKind::Invalid`] as for [`advise`](Self::advise);
@@ -527,8 +510,7 @@ impl File {
         Ok(dropped + self.drop_cached(&pages))
     }
 
-    /// Afterwards no map shows what was cached before, unless somebody uses it. Gives the bytes
-    /// dropped.
+    /// Afterwards no map shows what was cached before, unless it is used. Gives the bytes dropped.
     fn drop_cached(&self, pages: &Range<u64>) -> u64 {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
         self.handle.core.settle(&self.handle.mapping, pages);

@@ -2,8 +2,7 @@
 //!
 //! 1. the folio of the first byte, from the cache or filled;
 //! 2. if it has the whole range, is not hollow (a forked child has no bytes of such) and may be
-//!    kept by a guard (`borrow/admit.rs`): the bytes in place. Nothing is split: the copy keeps
-//!    less;
+//!    kept by a guard (`borrow/admit.rs`): the bytes in place. Nothing is split;
 //! 3. otherwise memory for a copy (`reclaim/copies.rs`), and a read into it.
 //!
 //! The memory of a copy is its own: nobody writes to it once it is shared.
@@ -32,13 +31,11 @@ use crate::pages::reclaim::{Copied, allocate_copy};
 
 /// Bytes of a file, contiguous in memory, that own what keeps them. Made by [`File::bytes`].
 ///
-/// They can be sent, shared, cloned and stored anywhere, outlive the file and the cache, and never
-/// change, as under [`FolioRef`]. All of their memory is of the budget, until the last clone is
-/// dropped:
+/// They can be sent, shared and cloned, outlive the file and the cache, and never change, as under
+/// [`FolioRef`]. All of their memory is of the budget, until the last clone is dropped:
 ///
 /// - *in place*, where one folio has them all, and at most twice as much (or large folios with
-///   guards take no more than a 20th of the budget, as for [`File::get`]): the folio stays as under
-///   a guard;
+///   guards take no more than a 20th of the budget, as for [`File::get`]): the folio stays;
 /// - a *copy* otherwise: whole pages, or where the range is longer than 2 MiB or memory is in small
 ///   pieces, up to a multiple of 2 MiB. All copies together have at most as much as can be pinned.
 ///
@@ -77,9 +74,8 @@ unsafe impl Sync for OwnedBytes where BytesKeeper: Sync {}
 
 impl File {
     /// The bytes `range` of the file, in one piece ([`OwnedBytes`]): in place, if one folio has
-    /// them all, otherwise a copy in memory of the budget. Reads from the source what is not
-    /// cached. The bytes of a copy that come from one folio are of one moment, as those of
-    /// [`read_at`](Self::read_at).
+    /// them all, otherwise a copy in memory of the budget. Reads what is not cached. The bytes of a
+    /// copy that come from one folio are of one moment.
     ///
     /// Cost in place: a look-up, two atomic additions, and two subtractions in the end, one of each
     /// on the count of the cache itself. Of a copy: that of `read_at`, three allocations, and a
@@ -121,7 +117,7 @@ impl File {
         let wanted = handle.check_bytes(&range)?;
         drop(range);
         let Some((page, bytes)) = pages_of(&wanted) else { return Ok(OwnedBytes::empty()) };
-        let held = futures::bring(handle, page, bytes).await?;
+        let held = futures::bring(handle, page, bytes, None).await?;
         if let Some(bytes) = OwnedBytes::in_place(handle, held, &wanted) {
             return Ok(bytes);
         }

@@ -11,8 +11,7 @@ use crate::pages::mapping::Mapping;
 /// The largest end of a range.
 pub(crate) const END_MAX: u64 = i64::MAX as u64;
 
-/// The bytes of a range, where an open end is `end`. What overflows becomes the largest number,
-/// which every check refuses.
+/// The bytes of a range, where an open end is `end`. What overflows is refused by each check.
 pub(crate) fn bytes_of(range: &impl RangeBounds<u64>, end: u64) -> Range<u64> {
     let start = match range.start_bound() {
         Bound::Included(&at) => at,
@@ -40,8 +39,7 @@ pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     Ok(())
 }
 
-/// The pages that have a byte of `range`, including those past the end of the file.
-/// Error: as [`check`].
+/// The pages that have a byte of `range`, also past the end of the file. Error: as [`check`].
 pub(crate) fn pages_of(mapping: &Mapping, range: &Range<u64>) -> Result<Range<u64>> {
     check(mapping, range)?;
     if range.is_empty() {

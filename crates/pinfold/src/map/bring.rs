@@ -21,6 +21,7 @@ use crate::pages::fill;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::reclaim::Shortage;
+use crate::pages::stream::Plan;
 use crate::source;
 
 /// The pages that an access brings, if nothing says that they are used at random: about what is
@@ -60,7 +61,8 @@ pub(crate) async fn bring<'a>(
                 if !again {
                     around::begin(handle, page, around::block_of(handle, page));
                 }
-                futures::hold(handle, page, alone).await?
+                let plan = alone.then(|| Plan::of(page + 1));
+                futures::bring(handle, page, PAGE_BYTES, plan).await?
             }
         };
         again = true;

@@ -1,7 +1,6 @@
 //! A cache, its files and what a `change` mutex guards, as mapped memory sees them: the mirror of a
 //! file, the states of own memory, the swap, and the folios that are kept after an access.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
@@ -14,7 +13,7 @@ use crate::mapped::swap::Swap;
 use crate::mapped::swap::pages::{OwnMemory, PageStates, Unused};
 use crate::pages::core::{Core, Held};
 use crate::pages::mapping::{Changing, Mapping};
-use crate::source::{Backing, Source};
+use crate::source::Source;
 
 impl Core {
     pub(crate) fn own_swap(&self) -> Option<&Swap> {
@@ -106,8 +105,7 @@ impl Changing<'_> {
 impl Cache {
     /// A mapping of `bytes` bytes for memory of the program's own; nothing can be read from it.
     pub(crate) fn own_memory(&self, name: &str, bytes: u64) -> Result<File> {
-        let backing = Backing::new(Arc::new(Nowhere(bytes)), self.core().engine.clone());
-        self.file(PathBuf::from(name), None, backing)
+        self.attach(name, Arc::new(Nowhere(bytes)))
     }
 }
 

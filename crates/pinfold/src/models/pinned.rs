@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, moved, race, word};
-use crate::access::pin::{self, PinnedRange, Step};
+use crate::access::pin::{self, PinnedRange};
 use crate::base::mutant::Mutant;
 use crate::frames::{FrameNumber, PAGE_BYTES, copy_still};
 use crate::index::PAGES_END;
@@ -14,7 +14,7 @@ use crate::pages::freeze;
 /// Pins pages of the first file, by either path.
 fn pin(model: &Model, page: u64, pages: u64) -> PinnedRange {
     let range = page * PAGE..(page + pages) * PAGE;
-    pin::pin(&model.files[0], range, Step::Folio, Location::caller()).expect("it can be pinned")
+    pin::pin::<false>(&model.files[0], range, Location::caller()).expect("it can be pinned")
 }
 
 /// Pins a page of the first file, if the fast path succeeds.

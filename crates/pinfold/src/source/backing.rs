@@ -111,8 +111,8 @@ impl OwnRing<'_> {
         others: impl FnOnce() -> Vec<Reading<'a>>,
     ) -> Vec<io::Result<usize>> {
         let Backing { engine, meter, .. } = self.backing;
-        let early = engine.under_way().count() <= FEW;
-        let _moves = engine.under_way().begin();
+        let early = engine.under_way.count() <= FEW;
+        let _moves = engine.under_way.begin();
         let since = Instant::now();
         let read = self.ring.read_all(first, others, early);
         let took = since.elapsed();
@@ -127,17 +127,15 @@ impl OwnRing<'_> {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        Self::with(source, None, engine)
+        let lane = Arc::new(pool::Lane::new());
+        let current = Current { source: Some(source.into()), file: None, lane };
+        Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
     pub(crate) fn of_file(opened: Opened, engine: Arc<Engine>) -> Self {
-        Self::with(opened.source, Some(opened.file), engine)
-    }
-
-    fn with(source: Arc<dyn Source>, file: Option<Arc<Descriptor>>, engine: Arc<Engine>) -> Self {
-        let lane = Arc::new(pool::Lane::new());
-        let current = Current { source: Some(source.into()), file, lane };
-        Self { current: RwLock::new(current), engine, meter: Arc::default() }
+        let backing = Self::new(opened.source, engine);
+        backing.current.write().file = Some(opened.file);
+        backing
     }
 
     /// Beside itself. `of_system`: its source is a file's.
@@ -173,8 +171,7 @@ impl Backing {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// Takes over the source of `other`, which is of the same object, and its lane. Returns the old
-    /// one.
+    /// Takes over source and lane of `other`, of the same object. Returns the old source.
     pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
         let new = other.current.read().clone();
         std::mem::replace(&mut *self.current.write(), new).source
@@ -186,8 +183,7 @@ impl Backing {
         LetGo { source: current.source.take(), file: current.file.take() }
     }
 
-    /// A short count means that the source ended there; the rest is zeroed. [`Truncated::check`]
-    /// checks the count.
+    /// A short count: the source ended there, and the rest is zeroed. See [`Truncated::check`].
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         let _call = self.engine.begin_call();
         let since = Instant::now();
@@ -203,21 +199,20 @@ impl Backing {
         Some(OwnRing { ring: own_ring::take(file)?, backing: self })
     }
 
-    /// Starts requests in order, each with the source's deadline if it has one. What is not taken
-    /// stays in `batch`: the caller waits, reads it itself, or drops it, which completes it with an
-    /// error. Cost: one lock, and at most one system call.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
         let _ = self.try_submit(batch);
     }
 
-    /// [`submit`](Self::submit); error: the source panicked, or no thread can be started.
+    /// Starts requests in order, each with the source's deadline if it has one. What is not taken
+    /// stays in `batch`; to drop it completes it with an error. Cost: one lock, and at most one
+    /// system call. Error: the source panicked, or no thread can be started.
     pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
         let source = self.source();
         // A source that panics here gets its requests without a deadline.
         let deadline = guarded("deadline", || Ok(source.deadline())).ok().flatten();
         let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));
         for request in &mut *batch {
-            request.start_clock(&self.meter, self.engine.under_way());
+            request.start_clock(&self.meter, &self.engine.under_way);
             if let Some(deadline) = deadline {
                 request.end_by(deadline);
             }
@@ -229,17 +224,19 @@ impl Backing {
         started.map(drop)
     }
 
-    /// From now on it is read for readers that do not trust each other, by requests: reads ahead
-    /// have few of the worker threads, and those that it may have are started. Error: the system
-    /// does not start them.
+    /// From now on it is read for readers that do not trust each other: reads ahead have few of the
+    /// worker threads, and those that it may have are started. Error: the system refuses them.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(crate) fn share_out(&self) -> Result<(), NotStarted> {
-        self.engine.share_out(&self.current.read().lane)
+        self.engine.pool.share_out(&self.current.read().lane)
     }
 
     #[cfg(all(feature = "serve", not(loom)))]
     pub(crate) fn at_once(&self) -> usize {
-        self.engine.at_once(&self.current.read().lane)
+        match &self.engine.ring {
+            Ok(ring) if self.current.read().lane.has_queue() => ring.at_once(),
+            _ => self.engine.pool.at_once(),
+        }
     }
 
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::beside::{Beside, Tries, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
-use super::request::{Direction, Request};
+use super::request::{Direction, underlong};
 use crate::base::limits::check_file_end;
 
 /// `IOV_MAX`.
@@ -55,8 +55,7 @@ impl TransferProgress {
         }
     }
 
-    /// What came of a transfer of `asked` bytes of which a try ended so; `None`: try the rest
-    /// again.
+    /// What came of a transfer of `asked` bytes of which a try ended so; `None`: try again.
     pub(super) fn landed(
         &mut self,
         file: &Descriptor,
@@ -131,43 +130,14 @@ impl Descriptor {
         }
     }
 
-    pub(super) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        self.check(offset, extents)?;
-        self.transfer(Direction::Read, offset, extents)
-    }
-
-    pub(super) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        self.check_write(offset, extents)?;
-        let done = self.transfer(Direction::Write, offset, extents)?;
-        match extent::total_bytes(extents) {
-            bytes if done < bytes => Err(super::request::underlong(done, bytes)),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn carry_out(&self, request: &Request) -> io::Result<usize> {
-        match request.direction() {
-            Direction::Read => self.read(request.offset(), request.extents()),
-            Direction::Write => {
-                self.write(request.offset(), request.extents()).map(|()| request.bytes())
-            }
-        }
-    }
-
-    /// The error that the request would meet later.
-    pub(super) fn check_request(&self, request: &Request) -> io::Result<()> {
-        match request.direction() {
-            Direction::Read => self.check(request.offset(), request.extents()),
-            Direction::Write => self.check_write(request.offset(), request.extents()),
-        }
-    }
-
-    fn transfer(
+    /// Fewer bytes than there are in `extents`: a read met the end of the file.
+    pub(super) fn transfer(
         &self,
         direction: Direction,
         offset: u64,
         extents: &[Extent<'_>],
     ) -> io::Result<usize> {
+        self.check(direction, offset, extents)?;
         let bytes = extent::total_bytes(extents);
         let (mut iovecs, mut progress) = (Iovecs::new(), TransferProgress::default());
         if bytes == 0 {
@@ -178,8 +148,12 @@ impl Descriptor {
             iovecs.fill(extents, progress.done);
             let fd = progress.descriptor(self, direction, offset + bytes as u64);
             let got = call(fd, direction, offset + progress.done as u64, &iovecs);
-            if let Some(ended) = progress.landed(self, direction, bytes, got) {
-                return ended;
+            match (progress.landed(self, direction, bytes, got), direction) {
+                (None, _) => {}
+                (Some(Ok(done)), Direction::Write) if done < bytes => {
+                    return Err(underlong(done, bytes));
+                }
+                (Some(ended), _) => return ended,
             }
         }
     }
@@ -211,11 +185,19 @@ impl Descriptor {
     }
 
     /// A clear error where the kernel would only say "invalid argument".
-    pub(super) fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        let end = offset.checked_add(extent::total_bytes(extents) as u64);
-        if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(super::beyond_offsets());
+    pub(super) fn check(
+        &self,
+        direction: Direction,
+        offset: u64,
+        extents: &[Extent<'_>],
+    ) -> io::Result<()> {
+        if direction == Direction::Write {
+            self.check_writable()?;
         }
+        let end = offset.checked_add(extent::total_bytes(extents) as u64);
+        let Some(end) = end.filter(|&end| i64::try_from(end).is_ok()) else {
+            return Err(super::beyond_offsets());
+        };
         let wrong = |what: &str, value: u64| {
             let need = self.alignment;
             let text =
@@ -235,16 +217,12 @@ impl Descriptor {
                 return wrong("length", bytes);
             }
         }
-        Ok(())
-    }
-
-    fn check_write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        self.check_writable()?;
-        self.check(offset, extents)?;
-        if self.block_device {
-            return Ok(()); // has no such limit
+        // A block device has no such limit.
+        if direction == Direction::Write && !self.block_device {
+            check_file_end(end)
+        } else {
+            Ok(())
         }
-        check_file_end(offset + extent::total_bytes(extents) as u64)
     }
 
     fn check_writable(&self) -> io::Result<()> {

@@ -1,12 +1,8 @@
 //! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct
-//! I/O is refused.
+//! I/O is refused. A write must be whole blocks, so writing the last page makes the file longer;
+//! the writer calls `set_len` afterwards.
 //!
-//! Reads ahead go through the cache's ring (`ring/`), or the worker threads where there is none, or
-//! the file's system is a program (FUSE). A write must be whole blocks, so writing the last page
-//! makes the file longer; the writer calls `set_len` afterwards.
-//!
-//! What is buffered is cached twice. A program that does not want its pages there says
-//! [`Hint::DontNeed`], which is passed on.
+//! What is buffered is cached twice. A program that does not want that says [`Hint::DontNeed`].
 
 use std::borrow::Cow;
 use std::io;
@@ -16,6 +12,7 @@ use std::sync::Arc;
 use rustix::fs::Advice;
 
 use super::descriptor::Descriptor;
+use super::request::Direction;
 use super::ring::Ring;
 use super::shared::shared_bytes;
 use super::{Extent, Hint, Request, Source, Start};
@@ -49,19 +46,19 @@ impl Disk {
 
 impl Source for Disk {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.file.read(offset, &[Extent::of(buf)])
+        self.read_extents_at(offset, &[Extent::of(buf)])
     }
 
     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        self.file.read(offset, extents)
+        self.file.transfer(Direction::Read, offset, extents)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.file.write(offset, &[Extent::to_write(buf)])
+        self.write_extents_at(offset, &[Extent::to_write(buf)])
     }
 
     fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        self.file.write(offset, extents)
+        self.file.transfer(Direction::Write, offset, extents).map(drop)
     }
 
     fn len_bytes(&self) -> io::Result<u64> {

@@ -10,8 +10,6 @@ use super::request::Request;
 use super::ring::Ring;
 use super::shared::SharedSource;
 use super::under_way::{Call, Reads, UnderWay};
-#[cfg(all(feature = "serve", not(loom)))]
-use crate::base::threads::NotStarted;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
@@ -35,39 +33,33 @@ impl Default for EngineOptions {
 /// Dropping it waits for every read in flight; there are none, as each read keeps the cache.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    ring: Result<Arc<Ring>, String>,
-    pool: Pool,
-    clock: Clock,
-    under_way: UnderWay,
+    pub(super) ring: Result<Arc<Ring>, String>,
+    pub(super) pool: Pool,
+    pub(super) clock: Clock,
+    pub(super) under_way: UnderWay,
 }
 
 impl Engine {
-    /// Without a ring the workers carry out its requests, and `Source::kind` says why.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn new(options: EngineOptions) -> Self {
         Self::with_hook(options, || {})
     }
 
+    /// Without a ring the workers carry out its requests, and `Source::kind` says why.
     /// `worker_is_free` is called, without a lock, when a worker has become free after a request
     /// that somebody waits for found none.
     pub(crate) fn with_hook(
         options: EngineOptions,
         worker_is_free: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        let ring = if options.ring_depth == 0 {
-            Err("switched off".to_owned())
-        } else {
-            Ring::open(options.ring_depth, options.ring_ahead)
+        let ring = match options.ring_depth {
+            0 => Err("switched off".to_owned()),
+            depth => Ring::open(depth, options.ring_ahead)
                 .map(Arc::new)
-                .map_err(|cause| cause.to_string())
+                .map_err(|cause| cause.to_string()),
         };
         let pool = Pool::new(options.workers_max, options.lane_max, Box::new(worker_is_free));
         Self { ring, pool, clock: Clock::default(), under_way: UnderWay::default() }
-    }
-
-    #[cfg(test)]
-    pub(super) fn clock(&self) -> &Clock {
-        &self.clock
     }
 
     pub(crate) fn reads(&self) -> Reads {
@@ -82,28 +74,6 @@ impl Engine {
     /// The error of who has waited for a worker for long.
     pub(crate) fn all_busy(&self) -> io::Error {
         self.pool.all_busy()
-    }
-
-    pub(super) fn under_way(&self) -> &UnderWay {
-        &self.under_way
-    }
-
-    pub(super) fn ring(&self) -> Result<Arc<Ring>, String> {
-        self.ring.clone()
-    }
-
-    #[cfg(all(feature = "serve", not(loom)))]
-    pub(super) fn at_once(&self, lane: &Lane) -> usize {
-        match &self.ring {
-            Ok(ring) if lane.has_queue() => ring.at_once(),
-            _ => self.pool.at_once(),
-        }
-    }
-
-    /// Readers of this lane that do not trust each other wait for its requests.
-    #[cfg(all(feature = "serve", not(loom)))]
-    pub(super) fn share_out(&self, lane: &Lane) -> Result<(), NotStarted> {
-        self.pool.share_out(lane)
     }
 
     /// Starts requests of `batch` in order, as many as it can. One that is queued for the workers

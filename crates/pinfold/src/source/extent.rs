@@ -1,5 +1,4 @@
-//! An extent: a run of memory that a source reads into or writes from, while other threads may read
-//! it.
+//! An extent: memory that a source reads into or writes from, while others may read it.
 //!
 //! A reader may read a frame while it is being filled, and then finds by the version that the bytes
 //! are not valid. So no `&mut [u8]` of a frame may ever exist. Bytes move by relaxed atomic stores
@@ -15,11 +14,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::base::mutant::Mutant;
 use crate::base::sync::fence_before_racing_stores;
+use crate::frames::copy_racing;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A run of readable and writable memory, valid for `'a`, that other threads may read at the same
-/// time. No reference to the bytes exists.
+/// A run of memory, valid for `'a`, that other threads may read. No reference to the bytes exists.
 #[derive(Clone, Copy)]
 pub struct Extent<'a> {
     address: NonNull<u8>,
@@ -93,8 +92,10 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks::<WORD_BYTES>();
         store_bytes(to, head);
         for (n, word) in words.iter().enumerate() {
-            // SAFETY: `at` checked that all of `from` fits at `to`; the head ends at a boundary.
-            let place = unsafe { word_at(to, head.len() + n * WORD_BYTES) };
+            // SAFETY: `at` checked that all of `from` fits at `to`.
+            let place = unsafe { to.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
+            // SAFETY: valid by the contract of `Self::new`, and aligned: the head ends at a boundary.
+            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
             // Relaxed: the fence above and the fill's release of the frame's version order it.
             place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
@@ -103,26 +104,14 @@ impl<'a> Extent<'a> {
         store_bytes(end, tail);
     }
 
-    /// Copies bytes from `at` on to all of `to`, with relaxed atomic loads.
+    /// Copies bytes from `at` on to all of `to`, by loads that may race with stores.
     ///
     /// # Panics
     /// If the extent has fewer bytes.
     pub fn load(&self, at: usize, to: &mut [u8]) {
         let from = self.at(at, to.len());
-        let head = from.align_offset(WORD_BYTES).min(to.len());
-        let bytes = to.len();
-        let (head, rest) = to.split_at_mut(head);
-        let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
-        load_bytes(from, head);
-        for (n, word) in words.iter_mut().enumerate() {
-            // SAFETY: as in `store`.
-            let place = unsafe { word_at(from, head.len() + n * WORD_BYTES) };
-            // Relaxed: pairs with no store; the bytes do not change while they are written back.
-            *word = place.load(Ordering::Relaxed).to_ne_bytes();
-        }
-        // SAFETY: as above.
-        let end = unsafe { from.add(bytes - tail.len()) };
-        load_bytes(end, tail);
+        // SAFETY: `at` checked that so many bytes are there; `to` is the caller's alone.
+        unsafe { copy_racing(to.as_mut_ptr(), from.as_ptr(), to.len()) };
     }
 
     /// Panics if they do not lie inside.
@@ -145,36 +134,11 @@ impl<'a> Extent<'a> {
     }
 }
 
-/// # Safety
-/// The word lies in the extent that `base` is of, at a multiple of its size.
-unsafe fn word_at<'a>(base: NonNull<u8>, at: usize) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise.
-    let place = unsafe { base.add(at) }.cast::<u64>();
-    // SAFETY: valid by the contract of `Extent::new`, and aligned.
-    unsafe { AtomicU64::from_ptr(place.as_ptr()) }
-}
-
-/// # Safety
-/// The byte lies in the extent that `base` is of.
-unsafe fn byte_at<'a>(base: NonNull<u8>, at: usize) -> &'a AtomicU8 {
-    // SAFETY: the caller's promise.
-    let place = unsafe { base.add(at) };
-    // SAFETY: valid by the contract of `Extent::new`.
-    unsafe { AtomicU8::from_ptr(place.as_ptr()) }
-}
-
 fn store_bytes(to: NonNull<u8>, from: &[u8]) {
     for (n, byte) in from.iter().enumerate() {
-        // SAFETY: the callers checked that `from` fits. Relaxed: as in `Extent::store`.
-        unsafe { byte_at(to, n) }.store(*byte, Ordering::Relaxed);
-    }
-}
-
-fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
-    for (n, byte) in to.iter_mut().enumerate() {
-        // SAFETY: the callers checked that this many bytes are there. Relaxed: as in
-        // `Extent::load`.
-        *byte = unsafe { byte_at(from, n) }.load(Ordering::Relaxed);
+        // SAFETY: the caller checked that `from` fits; valid by the contract of `Extent::new`.
+        let place = unsafe { AtomicU8::from_ptr(to.as_ptr().wrapping_add(n)) };
+        place.store(*byte, Ordering::Relaxed); // as in `Extent::store`
     }
 }
 

@@ -6,8 +6,7 @@
 //!
 //! 1. its file may have one more slot: it gets that;
 //! 2. its file has a slot already. Requests that somebody waits for go first, in any number: their
-//!    memory bounds them. But one in eight is a read ahead, if any waits: by now somebody may wait
-//!    for its page.
+//!    memory bounds them. But one in eight is a read ahead: by now somebody may wait for its page.
 //!
 //! A slot that is given back goes to the next request of its file, or to one of another file.
 
@@ -26,7 +25,7 @@ pub(super) struct Lanes<T> {
     /// Those of files that have slots: no other has requests that wait.
     files: BTreeMap<u64, FileRequests<T>>,
     /// With a slot, but not taken to be carried out.
-    begun: VecDeque<Job<T>>,
+    pub(super) begun: VecDeque<Job<T>>,
     free: usize,
 }
 
@@ -84,26 +83,16 @@ impl<T> Lanes<T> {
         self.begun.push_back(lane.pop().expect("one waits"));
     }
 
-    pub(super) fn next_begun(&mut self) -> Option<Job<T>> {
-        self.begun.pop_front()
-    }
-
-    pub(super) fn take_begun(&mut self) -> VecDeque<Job<T>> {
-        std::mem::take(&mut self.begun)
-    }
-
-    pub(super) fn begun(&self) -> usize {
-        self.begun.len()
-    }
-
-    /// A request is over, which somebody has waited for or not. One that waits gets its file's
-    /// slot.
+    /// A request is over, `awaited` or not. One that waits gets its file's slot.
     pub(super) fn end(&mut self, lane: u64, awaited: bool) {
         self.free += 1;
         let of_lane = self.files.get_mut(&lane).expect("it had a slot");
         of_lane.slots -= 1;
         of_lane.ahead_load -= usize::from(!awaited);
-        let waits = |lane: &u64| !self.files[lane].is_idle() && self.may_begin(*lane);
+        let waits = |lane: &u64| {
+            let FileRequests { demand, ahead, .. } = &self.files[lane];
+            !(demand.is_empty() && ahead.is_empty()) && self.may_begin(*lane)
+        };
         let next = Some(lane).filter(waits).or_else(|| self.files.keys().copied().find(waits));
         if let Some(next) = next {
             self.begin(next);
@@ -140,10 +129,6 @@ impl<T> Lanes<T> {
 }
 
 impl<T> FileRequests<T> {
-    fn is_idle(&self) -> bool {
-        self.demand.is_empty() && self.ahead.is_empty()
-    }
-
     fn pop(&mut self) -> Option<Job<T>> {
         let overdue = self.passed + 1 >= AHEAD_ONE_IN && !mutant::on(Mutant::AheadWaits);
         if (overdue || self.demand.is_empty())

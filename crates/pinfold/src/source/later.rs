@@ -36,8 +36,7 @@ pub(crate) async fn read_later(
     let shared = Arc::new(shared);
     let memory =
         shared.buffer.lock().as_deref_mut().map(|buffer| NonNull::from(&mut buffer[..bytes]));
-    // SAFETY: the completion keeps the buffer where it is; nobody looks into it before that was
-    // called.
+    // SAFETY: the completion keeps the buffer where it is; nobody looks into it before that.
     let extent = unsafe { Extent::new(memory.expect("it was put there").cast(), bytes) };
     let ended = shared.clone();
     let completion = move |result| {

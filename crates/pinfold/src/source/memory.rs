@@ -5,7 +5,7 @@ use std::io;
 
 use crate::base::sync::locks::RwLock;
 
-use super::{Extent, Source, extent};
+use super::{Extent, Source, beyond_offsets, extent};
 
 /// Bytes in memory that are read and written like a file. They do not outlive the value.
 ///
@@ -35,16 +35,6 @@ impl Memory {
     pub fn to_vec(&self) -> Vec<u8> {
         self.bytes.read().clone()
     }
-
-    /// Extends the vector for `bytes` at `offset`; returns where they begin.
-    fn grow(held: &mut Vec<u8>, offset: u64, bytes: usize) -> io::Result<usize> {
-        let begin = usize::try_from(offset).map_err(|_| super::beyond_offsets())?;
-        let end = begin.checked_add(bytes).ok_or_else(super::beyond_offsets)?;
-        if end > held.len() {
-            resize(held, end)?;
-        }
-        Ok(begin)
-    }
 }
 
 fn resize(held: &mut Vec<u8>, bytes: usize) -> io::Result<()> {
@@ -67,17 +57,17 @@ impl Source for Memory {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        let mut held = self.bytes.write();
-        let begin = Self::grow(&mut held, offset, buf.len())?;
-        held[begin..begin + buf.len()].copy_from_slice(buf);
-        Ok(())
+        self.write_extents_at(offset, &[Extent::to_write(buf)])
     }
 
     fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        let bytes = extent::total_bytes(extents);
+        let begin = usize::try_from(offset).map_err(|_| beyond_offsets())?;
+        let end = begin.checked_add(extent::total_bytes(extents)).ok_or_else(beyond_offsets)?;
         let mut held = self.bytes.write();
-        let begin = Self::grow(&mut held, offset, bytes)?;
-        extent::gather(extents, 0, &mut held[begin..begin + bytes]);
+        if end > held.len() {
+            resize(&mut held, end)?;
+        }
+        extent::gather(extents, 0, &mut held[begin..end]);
         Ok(())
     }
 
@@ -86,11 +76,10 @@ impl Source for Memory {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        let bytes = usize::try_from(bytes).map_err(|_| super::beyond_offsets())?;
+        let bytes = usize::try_from(bytes).map_err(|_| beyond_offsets())?;
         resize(&mut self.bytes.write(), bytes)
     }
 
-    /// Nothing to do: memory is as durable as it gets.
     fn sync(&self, _data_only: bool) -> io::Result<()> {
         Ok(())
     }

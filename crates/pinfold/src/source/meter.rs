@@ -47,8 +47,7 @@ pub struct LaneStats {
     pub latency: [u64; 40],
 }
 
-/// What was counted for one file since it was first opened. Times of requests are from submission
-/// to completion.
+/// What was counted for one file since its first open. Requests are timed from their submission on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStats {
     /// [`Source::kind`](super::Source::kind); `"none: the file is closed"` for pages that are

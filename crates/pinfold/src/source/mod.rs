@@ -1,9 +1,7 @@
 //! Where a cache reads bytes from: files, block devices, memory, or a source of the program's own.
-//!
-//! [`Cache::open`](crate::Cache::open) makes the source of a file or block device. For bytes that
-//! lie elsewhere, implement [`Source`] and pass it to [`Cache::attach`](crate::Cache::attach).
-//! [`Memory`] comes with the cache. Three methods must be there: `read_at`, `len_bytes` and `kind`.
-//! The others have defaults:
+//! [`Cache::open`](crate::Cache::open) makes the source of a file or block device. For other bytes,
+//! implement [`Source`], of which only `read_at`, `len_bytes` and `kind` have no default, and pass
+//! it to [`Cache::attach`](crate::Cache::attach).
 //!
 //! | implement | so that |
 //! |---|---|
@@ -123,11 +121,9 @@ pub enum Hint {
 pub enum Start {
     /// Every request was taken.
     Started,
-    /// The source cannot take the rest of the batch now. The cache has worker threads read what
-    /// somebody waits for, and does without the rest.
+    /// It cannot take the rest now: worker threads read what somebody waits for, and no more.
     Full,
-    /// This source has no queue of its own, or none that works. The cache's worker threads run the
-    /// rest of the batch through [`Source::carry_out`].
+    /// It has no queue that works: worker threads run the rest by [`Source::carry_out`].
     Unsupported,
 }
 
@@ -172,23 +168,22 @@ pub enum Start {
 ///   not cached on; for a sequential reader for a window, if that is more: 64 KiB at first, and
 ///   twice as much each time, up to
 ///   [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes). It asks for less if a
-///   later page is cached already, or if little memory is free. A thread that wants many pages at
-///   once ([`File::read_many`](crate::File::read_many)) makes one such call, and requests for the
-///   rest.
+///   later page is cached, or little memory is free. A thread that wants many pages at once
+///   ([`File::read_many`](crate::File::read_many)) makes one such call, and requests for the rest.
 /// - **A future** ([`File::get_async`](crate::File::get_async)) makes a request for what a thread
-///   would have read. [`start`](Self::start) is asked first. What it does not take, the cache's
-///   worker threads carry out ([`carry_out`](Self::carry_out)): at most 16 for each cache, and 8 at
-///   a time for each source. Requests that a future or a batch waits for go before reads ahead, and
-///   any number of them may be queued. If all workers are busy with other sources, a batch reads in
-///   its own thread, and a future tries again whenever a read ends. It fails with
+///   would have read. What [`start`](Self::start) does not take, the cache's worker threads [carry
+///   out](Self::carry_out): at most 16 for each cache, and 8 at a time for each source. Requests
+///   that a future or a batch waits for go before reads ahead, and any number of them may be
+///   queued. If all workers are busy with other sources, a batch reads in its own thread, and a
+///   future tries again whenever a read ends. It fails with
 ///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two
 ///   seconds in which none ended, or after thirty if reads are under way.
-/// - **Reading ahead**, which includes prefetches, makes requests of at most a window. What
-///   [`start`](Self::start) calls unsupported, the worker threads carry out, as long as the source
-///   has fewer than 128 requests there. What exceeds these limits is not read ahead
+/// - **Reading ahead**, which includes prefetches, makes requests of at most a window. Workers
+///   carry out what [`start`](Self::start) calls unsupported as long as the source has fewer than
+///   128 requests there. What exceeds these limits is not read ahead
 ///   ([`Stats::readahead_dropped`](crate::Stats::readahead_dropped)).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
-/// - **A failure of a read ahead is counted, and not reported**
+/// - **A failure of a read ahead is only counted**
 ///   ([`Stats::fill_errors`](crate::Stats::fill_errors), [`SourceStats::read_ahead`]). A thread
 ///   that wants such a page reads it again.
 /// - **After a read that several threads or futures want has failed**, each of those that waited
@@ -199,14 +194,13 @@ pub enum Start {
 ///
 /// # What the cache relies on
 ///
-/// - Calls come from many threads at once, and may block. During a call the cache holds no lock
-///   that another read needs. No read waits for a read of another source: a source that hangs
-///   blocks its own readers, at most half of the worker threads, and at most half of the ring's
-///   slots. If several hang and have all workers, a future that needs one fails with
-///   [`io::ErrorKind::TimedOut`] when a thread would give up waiting for memory. Where the system
-///   starts not even one worker, it fails at once.
-/// - The cache's own threads block the signals that a program can be sent, and so does a thread
-///   that a source starts there.
+/// - Calls come from many threads at once, and may block: the cache holds no lock meanwhile that
+///   another read needs. A source that hangs blocks its own readers, at most half of the worker
+///   threads, and at most half of the ring's slots. If several hang and have all workers, a future
+///   that needs one fails with [`io::ErrorKind::TimedOut`] when a thread would give up waiting for
+///   memory. Where the system starts not even one worker, it fails at once.
+/// - The cache's own threads block the signals that a program can be sent, and so do threads that a
+///   source starts there.
 /// - Requests of one source begin in the order in which they were made, but those that somebody
 ///   waits for first. One of eight is a read ahead nevertheless: by now somebody may wait for it.
 /// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
@@ -215,88 +209,44 @@ pub enum Start {
 /// - A read is short **only** at the end of the source: by that the cache tells the end of a file
 ///   from a file that was truncated. A read that fails returns the error, even if bytes before the
 ///   failure arrived. A count above the bytes asked for becomes [`io::ErrorKind::InvalidData`].
-/// - The cache drops a source when the last handle of its file is dropped, or when the requests
-///   that are then under way have ended.
+/// - The cache drops a source after the last handle of its file, and the requests under way then.
 /// - A panic of a source becomes an error of the read or request that called it, after the panic
 ///   hook. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///
 /// # What a source may call
 ///
-/// [`start`](Self::start) may call nothing that waits. The calls that may block may call anything,
-/// including the cache: a source may be layered over another file of the same cache, and may copy,
-/// borrow or pin that file's pages **on the thread that called the source**. The handles that it
-/// keeps for that do not keep the cache alive. Two things would never end: reading through the
-/// cache, even indirectly, from the file that it is the source of; and keeping guards or pins of
-/// the cache's pages from one call to the next.
+/// [`start`](Self::start) may call nothing that waits. The calls that may block may call the cache,
+/// too: a source may be layered over another file of the same cache, and may copy, borrow or pin
+/// that file's pages **on the thread that called the source**. The handles that it keeps for that
+/// do not keep the cache alive. Two things would never end: reading through the cache, even
+/// indirectly, from the file that it is the source of; and keeping guards or pins of the cache's
+/// pages from one call to the next.
 ///
 /// Memory for the lower file's pages comes from the same budget. If pages of the layered file that
 /// are being read take up all of it, the read of the lower file fails with
 /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), which the source returns as its own error.
 pub trait Source: Send + Sync + Debug {
-    /// Reads from `offset` into `buf`; returns the number of bytes read, which is short only at the
-    /// end of the source and 0 at or beyond it.
+    /// Reads from `offset` into `buf`; returns how many bytes: fewer only at the end, 0 beyond it.
     ///
     /// # Errors
     /// If the read fails. The contents of `buf` are then unspecified.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
     /// Reads one contiguous range of the source into several runs of memory, in order: the cache's
-    /// frames. The default reads through a temporary buffer with [`read_at`](Self::read_at):
-    ///
-    /// ```
-    /// use pinfold::source::{Extent, Source};
-    /// # use std::{borrow::Cow, io, sync::Arc};
-    ///
-    /// #[derive(Debug)]
-    /// struct Bytes(Arc<[u8]>);
-    ///
-    /// impl Source for Bytes {
-    ///     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-    ///         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len());
-    ///         let mut left = &self.0[from..];
-    ///         let mut done = 0;
-    ///         for extent in extents {
-    ///             let (now, later) = left.split_at(left.len().min(extent.bytes()));
-    ///             extent.store(0, now);
-    ///             done += now.len();
-    ///             left = later;
-    ///         }
-    ///         Ok(done) // fewer than asked for only at the end
-    ///     }
-    ///     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-    ///         self.read_extents_at(offset, &[Extent::of(buf)])
-    ///     }
-    /// #   fn len_bytes(&self) -> io::Result<u64> {
-    /// #       Ok(self.0.len() as u64)
-    /// #   }
-    /// #   fn kind(&self) -> Cow<'static, str> {
-    /// #       "bytes".into()
-    /// #   }
-    ///     // and `len_bytes` and `kind`
-    /// }
-    /// ```
+    /// frames. The default reads through a temporary buffer with [`read_at`](Self::read_at), which
+    /// in turn can be this call for `&[Extent::of(buf)]`.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        let bytes = extent::total_bytes(extents);
-        let mut bounce = bounce_for(self.alignment(), bytes);
-        let mut done = 0;
-        // Ends: each turn moves a whole chunk forward or is the last.
-        while done < bytes {
-            let chunk = bounce.len().min(bytes - done);
-            let from = offset.checked_add(done as u64).ok_or_else(beyond_offsets)?;
-            let got = self.read_at(from, &mut bounce[..chunk])?;
-            if got > chunk {
-                return Err(overlong(got, chunk));
+        in_chunks(self.alignment(), offset, extents, |from, done, chunk| {
+            let got = self.read_at(from, chunk)?;
+            if got > chunk.len() {
+                return Err(overlong(got, chunk.len()));
             }
-            extent::scatter(extents, done, &bounce[..got]);
-            done += got;
-            if got < chunk {
-                break;
-            }
-        }
-        Ok(done)
+            extent::scatter(extents, done, &chunk[..got]);
+            Ok(got)
+        })
     }
 
     /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer. The
@@ -314,18 +264,11 @@ pub trait Source: Send + Sync + Debug {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        let bytes = extent::total_bytes(extents);
-        let mut bounce = bounce_for(self.alignment(), bytes);
-        let mut done = 0;
-        // Ends: each turn moves a whole chunk forward.
-        while done < bytes {
-            let chunk = bounce.len().min(bytes - done);
-            let to = offset.checked_add(done as u64).ok_or_else(beyond_offsets)?;
-            extent::gather(extents, done, &mut bounce[..chunk]);
-            self.write_at(to, &bounce[..chunk])?;
-            done += chunk;
-        }
-        Ok(())
+        let moved = in_chunks(self.alignment(), offset, extents, |to, done, chunk| {
+            extent::gather(extents, done, chunk);
+            self.write_at(to, chunk).map(|()| chunk.len())
+        });
+        moved.map(drop)
     }
 
     /// Length of the source now, in bytes.
@@ -371,12 +314,12 @@ pub trait Source: Send + Sync + Debug {
     /// The kind of source in a few words, for stats and messages: `"buffered"`, for example.
     fn kind(&self) -> Cow<'static, str>;
 
-    /// The object that this source reads and its version, if they identify it among all sources
+    /// The object that this source reads and its version, if they identify it among all that are
     /// attached to the same cache. Attaches of one object then share its pages, which stay cached
     /// after the last handle is dropped ([`Cache::attach`](crate::Cache::attach)). `None`, the
     /// default: each attach is a file of its own. Constant for the life of the source: if the
-    /// object may change meanwhile, the source must make a read of another version fail (an HTTP
-    /// client uses `If-Match`), or the cache would mix the bytes of two versions.
+    /// object may change meanwhile, a read of another version must fail (an HTTP client uses
+    /// `If-Match`), or the cache would mix the bytes of two versions.
     ///
     /// ```
     /// use pinfold::ErrorKind;
@@ -425,21 +368,21 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// The time limit of a request that a worker thread, the cache's ring or [`start`](Self::start)
-    /// carries out. When it has passed, the request is asked to stop ([`Request::is_stopped`]).
-    /// Once its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`,
-    /// the default, is no limit. A source must keep it by itself in [`read_at`](Self::read_at) and
-    /// [`read_extents_at`](Self::read_extents_at), which cannot be ended from outside, and return
-    /// the same kind of error.
+    /// carries out; `None`, the default, is no limit. When it has passed, the request is asked to
+    /// stop ([`Request::is_stopped`]), and ends with [`io::ErrorKind::TimedOut`] once its bytes are
+    /// no longer being moved. [`read_at`](Self::read_at) and
+    /// [`read_extents_at`](Self::read_extents_at) cannot be ended from outside: there the source
+    /// must keep the limit by itself, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None
     }
 
-    /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
-    /// are slow or may hang should check [`Request::is_stopped`] from time to time, and return an
-    /// error when it is set. No byte of the request may be moved after that return.
+    /// Carries out a request on a worker thread, which waits in the call. A source that is slow or
+    /// may hang should check [`Request::is_stopped`] from time to time, and then return an error.
+    /// No byte of the request may be moved after the return.
     ///
     /// # Errors
-    /// As those calls. A write returns the number of all its bytes.
+    /// As of reads and writes. A write returns the number of all its bytes.
     fn carry_out(&self, request: &Request) -> io::Result<usize> {
         let (offset, extents) = (request.offset(), request.extents());
         match request.direction() {
@@ -448,19 +391,38 @@ pub trait Source: Send + Sync + Debug {
         }
     }
 
-    /// Starts requests that complete later, taking them off the **front** of `batch`. For sources
+    /// Starts requests that complete later, taking them off the **front** of `batch`: for sources
     /// with a queue of their own, such as a network client. Some thread must
-    /// [finish](Request::finish) each request that is taken, early if it is
-    /// [stopped](Request::on_stop). The call must not block for I/O, nor finish a request before it
-    /// returns. The default takes nothing.
+    /// [finish](Request::finish) each that is taken, early if it is [stopped](Request::on_stop).
+    /// The call must not block for I/O, nor finish a request. The default takes nothing.
     fn start(&self, batch: &mut Vec<Request>) -> Start {
         let _ = batch;
         Start::Unsupported
     }
 }
 
-fn bounce_for(alignment: usize, bytes: usize) -> AlignedBuffer {
-    AlignedBuffer::zeroed(BOUNCE_BYTES.max(alignment).min(bytes), alignment)
+/// Calls `move_chunk` with an offset in the source, the bytes before it, and a buffer, until one
+/// moves less than the buffer holds, or all of `extents` were moved; returns how many bytes.
+fn in_chunks(
+    alignment: usize,
+    offset: u64,
+    extents: &[Extent<'_>],
+    mut move_chunk: impl FnMut(u64, usize, &mut [u8]) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let bytes = extent::total_bytes(extents);
+    let mut bounce = AlignedBuffer::zeroed(BOUNCE_BYTES.min(bytes), alignment);
+    let mut done = 0;
+    // Ends: each turn moves a whole chunk forward or is the last.
+    while done < bytes {
+        let chunk = bounce.len().min(bytes - done);
+        let at = offset.checked_add(done as u64).ok_or_else(beyond_offsets)?;
+        let moved = move_chunk(at, done, &mut bounce[..chunk])?;
+        done += moved;
+        if moved < chunk {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 fn unsupported(what: &str, kind: &str) -> io::Error {

@@ -2,19 +2,17 @@
 //!
 //! # How direct I/O is detected
 //! On one descriptor, so that it cannot become another file in between. (1) tmpfs and ramfs keep
-//! files in memory: newer kernels accept `O_DIRECT` there, but it has no effect. (2) `statx` with
+//! files in memory: newer kernels accept `O_DIRECT` there, without effect. (2) `statx` with
 //! `STATX_DIOALIGN` (Linux 6.1) reports the alignment, or that there is no direct I/O. (3) Else a
 //! block device is asked for its block size, and for a file 512 and 4096 are tried: `O_DIRECT` is
-//! switched on and one block read, since some file systems accept the flag and refuse the read. (4)
-//! An overlay does not tell what is below it: if it takes a read that no device could make, it is
-//! as in (1).
+//! switched on and one block read, since some accept the flag and refuse the read. (4) An overlay
+//! does not tell what is below it: if it takes a read that no device could make, it is as in (1).
 //!
 //! # How a wrong length is detected
 //! Some file systems make up a file's content when it is read, and report 0 bytes (procfs) or a
-//! page (sysfs). (1) A file of 0 bytes on a file system that has only such files is refused without
-//! a read: reading some of them waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2)
-//! Any other file of 0 bytes must have no first byte. (3) One of sysfs must have a last byte. All
-//! other files are believed.
+//! page (sysfs). (1) A file of 0 bytes on a file system that has only such files is refused unread:
+//! reading some of them waits (`/proc/kmsg`) or takes away what is read (`trace_pipe`). (2) Any
+//! other file of 0 bytes must have no first byte. (3) One of sysfs must have a last byte.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -47,8 +45,7 @@ const TRACEFS_MAGIC: u64 = 0x7472_6163;
 /// File systems whose reads begin without waiting, as the kernel's ring asks of them: ext2 to ext4,
 /// XFS, Btrfs and F2FS. Others say that they do, and wait all the same.
 const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// Of the errors of file systems that are programs, the kernel's ring takes some for a reason to
-/// try again, without end.
+/// Of the errors of such programs, the kernel's ring takes some for a reason to try on for ever.
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,9 +89,7 @@ impl OpenError {
         match self {
             OpenError::System { cause, .. } => cause.kind(),
             OpenError::NotAFile { what, .. } if *what == DIRECTORY => io::ErrorKind::IsADirectory,
-            OpenError::NotAFile { .. }
-            | OpenError::NoLength { .. }
-            | OpenError::NoDirect { .. } => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Unsupported,
         }
     }
 }
@@ -108,6 +103,9 @@ pub(crate) struct FoundFile {
     stat: Stat,
     block_device: bool,
     access: Access,
+    pub(crate) identity: FileId,
+    /// When it was found.
+    pub(crate) contents: Option<Contents>,
 }
 
 #[derive(Debug)]
@@ -124,40 +122,26 @@ pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> 
     check_type(path, FileType::from_raw_mode(before.st_mode))?;
     let fd = open_fd(path, access).map_err(system)?;
     let stat = rustix::fs::fstat(&fd).map_err(system)?;
-    let file_type = FileType::from_raw_mode(stat.st_mode);
-    check_type(path, file_type)?;
-    Ok(FoundFile { fd, stat, block_device: file_type == FileType::BlockDevice, access })
+    check_type(path, FileType::from_raw_mode(stat.st_mode))?;
+    let (block_device, identity, contents) = told_by(&stat);
+    Ok(FoundFile { fd, stat, block_device, access, identity, contents })
 }
 
 /// What the path names now: its identity, and that of its contents. Nothing is opened.
 pub(crate) fn look(path: &Path) -> Result<(FileId, Option<Contents>), Errno> {
-    let stat = rustix::fs::stat(path)?;
-    let block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    Ok((identity(&stat, block_device), contents(&stat, block_device)))
+    let (_, identity, contents) = told_by(&rustix::fs::stat(path)?);
+    Ok((identity, contents))
 }
 
-fn identity(stat: &Stat, block_device: bool) -> FileId {
-    if block_device {
-        FileId { device: stat.st_rdev, inode: 0 }
-    } else {
-        FileId { device: stat.st_dev, inode: stat.st_ino }
+/// Whether it is a block device, which it is, and its contents.
+fn told_by(stat: &Stat) -> (bool, FileId, Option<Contents>) {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return (true, FileId { device: stat.st_rdev, inode: 0 }, None);
     }
-}
-
-fn contents(stat: &Stat, block_device: bool) -> Option<Contents> {
-    (!block_device).then(|| Contents::of(stat))
+    (false, FileId { device: stat.st_dev, inode: stat.st_ino }, Some(Contents::of(stat)))
 }
 
 impl FoundFile {
-    pub(crate) fn identity(&self) -> FileId {
-        identity(&self.stat, self.block_device)
-    }
-
-    /// When it was found.
-    pub(crate) fn contents(&self) -> Option<Contents> {
-        contents(&self.stat, self.block_device)
-    }
-
     /// `path` is for messages; `wish` is [`FileOptions::direct`](crate::FileOptions).
     pub(crate) fn open(
         self,
@@ -165,7 +149,7 @@ impl FoundFile {
         wish: Option<bool>,
         engine: &Engine,
     ) -> Result<Opened, OpenError> {
-        let FoundFile { fd, stat, block_device, access } = self;
+        let FoundFile { fd, stat, block_device, access, .. } = self;
         let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
         if !block_device {
             let told_bytes = u64::try_from(stat.st_size).unwrap_or(0);
@@ -189,19 +173,15 @@ impl FoundFile {
             Ok(_) => {
                 file.beside = file.beside.filter(|_| wish.is_none());
                 let by_a_program = is_of(&[FUSE_MAGIC]);
-                let ring = engine.ring();
-                Way::Direct(if by_a_program {
-                    Err("its file system is a program".into())
-                } else {
-                    ring
-                })
+                let no_ring = || Err("its file system is a program".into());
+                Way::Direct(if by_a_program { no_ring() } else { engine.ring.clone() })
             }
             Err(why) if wish == Some(true) => {
                 return Err(OpenError::NoDirect { path: path.to_owned(), why });
             }
             Err(_) => {
                 let system = |errno| OpenError::system(path, errno);
-                set_flags(&file.fd, OFlags::empty()).map_err(system)?;
+                rustix::fs::fcntl_setfl(&file.fd, OFlags::empty()).map_err(system)?;
                 // Advice only.
                 let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
                 Way::Buffered
@@ -214,14 +194,8 @@ impl FoundFile {
     }
 }
 
-/// The flags that can be changed: these and no others, so not `NONBLOCK`, and reads wait from here
-/// on.
-fn set_flags(fd: &OwnedFd, flags: OFlags) -> Result<(), Errno> {
-    rustix::fs::fcntl_setfl(fd, flags)
-}
-
 /// Opens what is at `path`, so that nothing done to it waits, if the path became a pipe since the
-/// check. On files `NONBLOCK` has no effect.
+/// check. On files `NONBLOCK` has no effect, and is off once flags are set for the way to read.
 fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     let mode = match access {
         Access::Read => OFlags::RDONLY,
@@ -281,7 +255,7 @@ fn go_direct(fd: &OwnedFd, block_device: bool, magic: Result<u64, Errno>) -> Res
         (bytes <= most).then_some(bytes).ok_or_else(why)
     };
     let told = told.map(fits).transpose()?;
-    set_flags(fd, OFlags::DIRECT).map_err(|errno| refused("O_DIRECT", errno))?;
+    rustix::fs::fcntl_setfl(fd, OFlags::DIRECT).map_err(|errno| refused("O_DIRECT", errno))?;
     match (told, block_device) {
         (Some(bytes), _) => Ok(bytes),
         (None, true) => {

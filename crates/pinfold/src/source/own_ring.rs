@@ -1,19 +1,18 @@
-//! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own. The
-//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (up
-//! to three more where the device is idle) submits all reads, 64 at most, and waits for them.
+//! Reads that the calling thread waits for, all at once: by an `io_uring` of its own. The cache's
+//! ring (`ring/`) costs several switches of threads for a batch; here, one system call (up to three
+//! more where the device is idle) submits all reads, 64 at most, and waits for them.
 //!
-//! *Early submissions.* The kernel notifies a device when a call has submitted all of its reads. A
-//! device with little to do would rather begin with the first of them: so that one is submitted
-//! before the others are prepared, and then two at a time, up to [`EARLY`].
+//! *Early submissions.* The kernel notifies a device when a call has submitted all of its reads. An
+//! idle device would rather begin with the first: so that one is submitted before the others are
+//! prepared, and then two at a time, up to [`EARLY`].
 //!
-//! *A thread's ring* is made for the thread's first such batch, serves files of all caches, and
-//! ends with the thread. Where it cannot be made, or fails, the caller does without from then on. A
-//! forked child does not see the queues, and makes a ring of its own.
+//! *A thread's ring* is made for its first such batch, serves files of all caches, and ends with
+//! the thread. Where it cannot be made, or fails, the caller does without from then on. A forked
+//! child does not see the queues, and makes a ring of its own.
 //!
 //! *The memory* is the caller's: the call returns when the kernel is done with all reads, and does
 //! not unwind before. If the kernel refuses to be entered any more (seccomp), the ring is closed,
-//! and waited for until the kernel has released it, as in `ring/driver.rs`. What has no result by
-//! then is read by `preadv`.
+//! and waited for as in `ring/driver.rs`. What has no result by then is read by `preadv`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
@@ -95,8 +94,7 @@ pub(super) trait Carrier {
     /// Takes the read number `n`, from `at` of `file` on, by its descriptor `fd`.
     ///
     /// # Safety
-    /// The iovecs stay where they are, and their memory is the carrier's, until the completion was
-    /// seen or the carrier is gone.
+    /// The iovecs stay in place, and their memory is the carrier's, until completion or its end.
     unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs);
 
     /// Submits what was pushed, waits for so many completions, and returns the number and the
@@ -138,7 +136,7 @@ pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
 
 impl Taken {
     /// Each of `first` and `others` with its number of bytes or its error. `early`: with early
-    /// submissions, so `others` is called when the first read is under way. If that panics, the
+    /// submissions, so `others` is called when the first read is under way; if that panics, the
     /// process is aborted.
     pub(super) fn read_all<'a>(
         self,
@@ -148,8 +146,9 @@ impl Taken {
     ) -> Vec<(Reading<'a>, io::Result<usize>)> {
         let Taken { mut own, file } = self;
         let OfThread { kernel, slots, .. } = &mut *own;
-        let reads = BatchReads::of(&mut kernel.0, slots, &file);
-        let (flights, ended) = reads.carry_out(first, others, early);
+        let mut reads = BatchReads::of(&mut kernel.0, slots, &file);
+        let ended = reads.carry_out(first, others, early);
+        let flights = reads.flights;
         match ended {
             Ok(()) => {
                 // Else the thread ends, and the ring with it.
@@ -158,7 +157,8 @@ impl Taken {
             Err(_) => do_without(*own),
         }
         let ended = |BatchFlight { reading, result, .. }: BatchFlight<'a>| {
-            let result = result.unwrap_or_else(|| file.read(reading.0, &reading.1));
+            let result =
+                result.unwrap_or_else(|| file.transfer(Direction::Read, reading.0, &reading.1));
             (reading, result)
         };
         flights.into_iter().map(ended).collect()
@@ -169,7 +169,7 @@ pub(super) struct BatchReads<'c, 'a, C> {
     carrier: &'c mut C,
     slots: &'c mut IovecSlots,
     file: &'c Descriptor,
-    flights: Vec<BatchFlight<'a>>,
+    pub(super) flights: Vec<BatchFlight<'a>>,
     /// Those before this one are in flight, or have a result.
     launched: usize,
     in_flight: usize,
@@ -183,23 +183,12 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
 
     /// If the carrier takes no more calls, some reads have no result, and it may still have them.
     pub(super) fn carry_out(
-        mut self,
-        first: Option<Reading<'a>>,
-        others: impl FnOnce() -> Vec<Reading<'a>>,
-        early: bool,
-    ) -> (Vec<BatchFlight<'a>>, io::Result<()>) {
-        let guard = AbortOnUnwind;
-        let ended = self.carry_out_all(first, others, early);
-        drop(guard);
-        (self.flights, ended)
-    }
-
-    fn carry_out_all(
         &mut self,
         first: Option<Reading<'a>>,
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
     ) -> io::Result<()> {
+        let _guard = AbortOnUnwind;
         let flight = |reading| {
             let (slot, progress, result) = Default::default();
             BatchFlight { reading, slot, progress, result }
@@ -231,7 +220,7 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         while self.launched < end && self.in_flight < READS_MAX {
             let flight = &mut self.flights[self.launched];
             let (offset, extents) = &flight.reading;
-            match self.file.check(*offset, extents) {
+            match self.file.check(Direction::Read, *offset, extents) {
                 Ok(()) => {
                     flight.slot = self.slots.free.pop().expect("each in flight has one");
                     self.in_flight += 1;

@@ -1,6 +1,5 @@
 //! A few threads that carry out requests for sources without a queue of their own. A worker is a
-//! slot of `lanes.rs`. What is not taken goes back to the caller ([`Start::Full`]), which reads it
-//! itself or drops it.
+//! slot of `lanes.rs`. What is not taken goes back to the caller ([`Start::Full`]).
 //!
 //! A read of a layered source may read from other files of the same cache. It waits only for reads
 //! that its worker carries out itself or that are queued in a lane of a lower layer. The lowest
@@ -53,16 +52,6 @@ impl Lane {
         if self.has_queue.load(Ordering::Relaxed) != has_queue {
             self.has_queue.store(has_queue, Ordering::Relaxed);
         }
-    }
-
-    /// See [`Pool::share_out`].
-    #[cfg(all(feature = "serve", not(loom)))]
-    pub(super) fn share_out(&self) {
-        self.is_shared_out.store(true, Ordering::Relaxed); // a limit, which orders nothing
-    }
-
-    fn is_shared_out(&self) -> bool {
-        self.is_shared_out.load(Ordering::Relaxed) // as above
     }
 
     #[cfg(all(feature = "serve", not(loom)))]
@@ -122,7 +111,9 @@ impl Pool {
         source: &SharedSource,
         batch: &mut Vec<Request>,
     ) -> io::Result<Start> {
-        let is_shared_out = lane.is_shared_out() && !mutant::on(Mutant::AheadTakesAll);
+        // Relaxed: a limit, which orders nothing.
+        let is_shared_out = lane.is_shared_out.load(Ordering::Relaxed);
+        let is_shared_out = is_shared_out && !mutant::on(Mutant::AheadTakesAll);
         let ahead_max = if is_shared_out { self.shared_ahead_max() } else { self.lane_max };
         let (mut state, mut begun) = (self.shared.state.lock(), 0);
         let stoppable = request::take_front(batch, |request| {
@@ -165,9 +156,8 @@ impl Pool {
         (self.workers_max / 2).max(1)
     }
 
-    /// So many reads ahead of a lane that is shared out are begun or wait: they are not counted as
-    /// those of the reader for whom they are, so all together leave most workers to what somebody
-    /// waits for.
+    /// So many reads ahead of a lane that is shared out are begun or wait: nobody counts whose they
+    /// are, so together they leave most workers to what somebody waits for.
     fn shared_ahead_max(&self) -> usize {
         (self.at_once() / 4).max(1)
     }
@@ -176,7 +166,7 @@ impl Pool {
     /// workers alone, so these have to be there whatever the system gives later.
     #[cfg(all(feature = "serve", not(loom)))]
     pub(super) fn share_out(&self, lane: &Lane) -> Result<(), NotStarted> {
-        lane.share_out();
+        lane.is_shared_out.store(true, Ordering::Relaxed); // a limit, which orders nothing
         let mut state = self.shared.state.lock();
         // Ends: each turn starts one.
         while state.workers.len() < self.at_once() {
@@ -190,7 +180,7 @@ impl Pool {
         if !state.lanes.may_begin(lane) {
             return false;
         }
-        if state.idle > state.lanes.begun() {
+        if state.idle > state.lanes.begun.len() {
             return true;
         }
         state.not_started = self.start_worker(state).err();
@@ -215,12 +205,6 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
 impl PoolShared {
     fn end_stopped(&self) {
         let stopped = self.state.lock().lanes.take_stopped();
@@ -233,7 +217,7 @@ impl PoolShared {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
-            let Some(((lane, source), request)) = state.lanes.next_begun() else {
+            let Some(((lane, source), request)) = state.lanes.begun.pop_front() else {
                 if state.closing {
                     return;
                 }
@@ -248,7 +232,7 @@ impl PoolShared {
             state = self.state.lock();
             state.idle += 1;
             state.lanes.end(lane, awaited);
-            if state.lanes.begun() == 0 && std::mem::take(&mut state.wanted) {
+            if state.lanes.begun.is_empty() && std::mem::take(&mut state.wanted) {
                 drop(state);
                 (self.worker_is_free)();
                 state = self.state.lock();

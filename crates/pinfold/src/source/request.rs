@@ -2,8 +2,7 @@
 //!
 //! `given` (to `Backing::submit`) -> `started` (taken by a ring, a worker or a source) ->
 //! `finished`. From `given` it may also go back to the caller, untouched. [`Request::finish`] or a
-//! drop ends `given` or `started`. Both consume the request and call its completion, so that is
-//! called exactly once.
+//! drop ends `given` or `started`. Both consume it and call its completion: exactly once.
 //!
 //! The request owns its memory until then. So only the thread that carries it out can end it; a
 //! passed deadline only *asks* it to stop:
@@ -17,6 +16,7 @@
 //!
 //! A transfer that was complete by then is reported as such; anything else becomes [`timed_out`].
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -54,8 +54,7 @@ impl<F: FnOnce(io::Result<usize>) + Send> CompletionHandler for F {
     }
 }
 
-/// A transfer between one contiguous range of a source and runs of memory, which the request owns
-/// until it ends.
+/// A transfer between a range of a source and runs of memory, which the request owns until it ends.
 pub struct Request {
     direction: Direction,
     offset: u64,
@@ -92,12 +91,6 @@ enum Hooks {
     Ended,
 }
 
-impl fmt::Debug for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("stopped", &self.stopped).finish_non_exhaustive()
-    }
-}
-
 impl Control {
     fn new() -> Self {
         Control { stopped: AtomicBool::new(false), hooks: Mutex::new(Hooks::Set(Vec::new())) }
@@ -114,7 +107,9 @@ impl Control {
             let set = std::mem::take(set);
             *hooks = Hooks::Asked;
             drop(hooks);
-            set.into_iter().for_each(call);
+            for callback in set {
+                quietly("on_stop", callback);
+            }
         }
     }
 
@@ -131,7 +126,7 @@ impl Control {
             // `time_out` looked for functions before this one was set.
             Hooks::Asked => {
                 drop(hooks);
-                call(callback);
+                quietly("on_stop", callback);
             }
             Hooks::Ended => {
                 drop(hooks);
@@ -149,11 +144,6 @@ impl Control {
             }
         }
     }
-}
-
-/// The calling thread has more to do than this request.
-fn call(callback: Callback) {
-    quietly("on_stop", callback);
 }
 
 pub(super) fn timed_out() -> io::Error {
@@ -177,34 +167,8 @@ impl Request {
     ///
     /// # Safety
     /// The memory of every extent keeps [`Extent::new`]'s contract until `completion` is called,
-    /// and for ever if it never is (a source may leak a request). Only this and
-    /// [`write`](Self::write) give memory for longer than a call.
+    /// and for ever if it never is (a source may leak it). Only this gives memory beyond a call.
     pub(crate) unsafe fn read(
-        offset: u64,
-        extents: Vec<Extent<'static>>,
-        completion: Box<dyn CompletionHandler>,
-    ) -> Self {
-        Self::new(Direction::Read, offset, extents, completion)
-    }
-
-    /// A write to `offset` of all bytes of `extents`, which must not change until the end.
-    ///
-    /// # Safety
-    /// As [`read`](Self::read).
-    #[cfg_attr(
-        not(all(test, not(loom))),
-        expect(dead_code, reason = "the cache does not write yet")
-    )]
-    pub(crate) unsafe fn write(
-        offset: u64,
-        extents: Vec<Extent<'static>>,
-        completion: Box<dyn CompletionHandler>,
-    ) -> Self {
-        Self::new(Direction::Write, offset, extents, completion)
-    }
-
-    fn new(
-        direction: Direction,
         offset: u64,
         extents: Vec<Extent<'static>>,
         completion: Box<dyn CompletionHandler>,
@@ -213,9 +177,16 @@ impl Request {
         assert!(bytes > 0, "a request must move something");
         let end = offset.checked_add(bytes as u64);
         assert!(end.is_some_and(|end| i64::try_from(end).is_ok()), "ends beyond 2^63 - 1");
-        let completion = Some(completion);
+        let (direction, completion) = (Direction::Read, Some(completion));
         let (awaited, metered, deadline, control) = Default::default();
         Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
+    }
+
+    /// A write, which the cache does not do yet. The bytes must not change until the end.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn into_write(mut self) -> Self {
+        self.direction = Direction::Write;
+        self
     }
 
     /// Somebody waits for it: it goes before those that nobody waits for, without their limit.
@@ -324,7 +295,11 @@ impl Request {
         let Some(completion) = self.completion.take() else { return };
         let mut result = match self.direction {
             Direction::Read => settle(&self.extents, result),
-            Direction::Write => settle_write(self.bytes, result),
+            Direction::Write => result.and_then(|done| match done.cmp(&self.bytes) {
+                Equal => Ok(done),
+                Less => Err(underlong(done, self.bytes)),
+                Greater => Err(overlong(done, self.bytes)),
+            }),
         };
         if let Some(control) = &self.control {
             control.end();
@@ -354,8 +329,7 @@ impl Drop for Request {
     }
 }
 
-/// Takes requests off the front of `batch`, until `take` gives one back. Returns those that can be
-/// stopped, for [`on_stops`].
+/// Takes requests off the front of `batch`, until `take` gives one back. For [`on_stops`].
 pub(super) fn take_front(
     batch: &mut Vec<Request>,
     mut take: impl FnMut(Request) -> Option<Request>,
@@ -375,8 +349,7 @@ pub(super) fn take_front(
     stoppable
 }
 
-/// Calls `tell` when one of these is asked to stop, or at once: they are queued, and no lock is
-/// held.
+/// Calls `tell` when one of these, which are queued, is asked to stop. No lock is held.
 pub(super) fn on_stops<S: Send + Sync + 'static>(
     stoppable: Vec<Arc<Control>>,
     shared: &Arc<S>,
@@ -404,15 +377,6 @@ pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::R
     }
     extent::zero_from(extents, got);
     Ok(got)
-}
-
-/// A write moves all bytes or is an error.
-fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
-    match result? {
-        done if done > asked => Err(overlong(done, asked)),
-        done if done < asked => Err(underlong(done, asked)),
-        done => Ok(done),
-    }
 }
 
 pub(super) fn underlong(done: usize, asked: usize) -> io::Error {

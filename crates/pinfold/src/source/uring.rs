@@ -23,9 +23,8 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-/// A ring in the best mode that this kernel has, for the calling thread, and a pipe that ends when
-/// the kernel has released it. Its submission queue has at least so many entries, its completion
-/// queue twice as many.
+/// A ring for the calling thread, in the kernel's best mode, and a pipe that ends when the kernel
+/// has released it. It has room for so many submissions, and twice as many completions.
 pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
     let entries = u32::try_from(entries).map_err(io::Error::other)?.next_power_of_two();
     // A forked child must not see the queues.
@@ -72,8 +71,7 @@ pub(super) fn told(result: i32) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
 }
 
-/// Submits what was pushed, and waits for so many completions. It may return with fewer. Error: the
-/// kernel takes no more calls on this ring.
+/// Submits what was pushed, and waits for `completions`, or fewer. Error: the ring takes no calls.
 pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
     let entered = ring.submitter().submit_and_wait(completions);
     match entered.map_err(|cause| (cause.raw_os_error(), cause)) {

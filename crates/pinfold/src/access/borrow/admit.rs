@@ -8,11 +8,9 @@
 //!    first, and it is granted. Not if its own grant was revoked before: folios that are wanted in
 //!    turn would cost each other their grants for ever;
 //! 3. otherwise give back the reference; under the `change` mutex, for whatever folio has the page
-//!    by then: split it, move the page to memory for what stays (if there is any), and take a
-//!    reference to it;
+//!    by then: split it, move the page to memory for what stays, if any, and take a reference;
 //! 4. if others use it for a moment: let them go on, and do 3 again, a few times;
-//! 5. at last, or if it is pinned, borrowed, or the index has no memory for the pieces: it is
-//!    granted beyond the limit.
+//! 5. at last, or if pinned, borrowed, or without memory for the index: granted beyond the limit.
 
 use crate::access::found::MayWait;
 use crate::base::mutant::{self, Mutant};

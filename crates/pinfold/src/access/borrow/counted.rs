@@ -4,8 +4,7 @@
 //! 3. add one to the count, which must not be frozen;
 //! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
-//! Everything but the version is read from the entry before the add: other threads may take the
-//! entry's line away.
+//! All but the version is read from the entry before the add: others may take its line away.
 //!
 //! Under the reference no thread can freeze the folio: it is not evicted, split, moved or written
 //! to. Invalidation can still remove it from its file; then the last holder frees the old bytes.

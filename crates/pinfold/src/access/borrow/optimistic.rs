@@ -5,8 +5,8 @@
 //!
 //! The bytes of pages that maps show are outside of the arena, where a load of a page that has left
 //! would be a fault. So their stamp is taken under a reference, and each copy is a system call,
-//! which finds anything at the place or nothing. A page leaves its place after its version has
-//! become odd.
+//! which finds anything there, or nothing. A page leaves its place after its version has become
+//! odd.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -173,8 +173,7 @@ impl Optimistic<'_> {
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
-            // A forked child sees what the parent does to bytes that are outside, without a
-            // version.
+            // A forked child sees what the parent does to bytes outside, without a version.
             && self.outside.is_none_or(|(handle, _)| handle.core.owner.is_here())
     }
 }

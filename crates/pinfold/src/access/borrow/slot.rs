@@ -8,8 +8,7 @@
 //!
 //! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice. If
 //! a step fails, the slot is cleared and the page is held by a reference; 2 to 5 are tried again
-//! under that, which is given back if they succeed. If no slot is free the guard keeps the
-//! reference.
+//! under that. The guard keeps it only if no slot is free.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -382,10 +381,9 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
-    /// If another thread is just trying to evict or move the folio, it waits for that thread, which
-    /// does no I/O meanwhile. It keeps the whole folio, however large, as what is borrowed cannot
-    /// be split. For a guard that is kept for long, drop the borrow first and
-    /// [`get`](crate::File::get) the page.
+    /// It may wait for a thread that tries to evict or move the folio, and does no I/O meanwhile.
+    /// It keeps the whole folio, however large, as what is borrowed cannot be split. For a guard
+    /// that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
     /// [`ErrorKind::TooMany`] if the folio has four million references; [`ErrorKind::Forked`] in a

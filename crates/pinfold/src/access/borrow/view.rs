@@ -7,8 +7,7 @@ use crate::base::sync::{Ordering, fence};
 use crate::frames::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 
 /// `frame` is the entry of the folio's head, in a table that outlives the view. `bytes .. bytes +
-/// page_bytes`, at least one, lies in one page of that folio, before the end of the file as the
-/// folio has it.
+/// page_bytes`, at least one, lies in one page of that folio, before the file's end as it has it.
 #[derive(Clone, Copy)]
 pub(crate) struct PageView {
     frame: NonNull<Frame>,

@@ -1,5 +1,4 @@
-//! Many pages by one future: [`GetMany`], which is a future for each of its pages that was not
-//! cached.
+//! Many pages by one future: [`GetMany`], a future for each of its pages that was not cached.
 //!
 //! Before it begins any, it has a claim to all of its pages, cached or not, until it returns.
 //! Without a claim it queues, and holds nothing. What is absent it begins together
@@ -23,8 +22,7 @@ use crate::pages::handle::Handle;
 use crate::pages::pressure::{Claim, Keeps, Refused, Turn};
 use crate::pages::reclaim::{self, Patience};
 
-/// [`File::get_many_async`](crate::File::get_many_async). Polled again, it gets the pages once
-/// more.
+/// [`File::get_many_async`](crate::File::get_many_async). Polled again, it gets the pages again.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct GetMany<'f> {
     handle: &'f Handle,
@@ -330,12 +328,7 @@ impl<'f> GetMany<'f> {
 
 impl std::fmt::Debug for GetMany<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let GetMany { pages, there, retreats, .. } = self;
-        f.debug_struct("GetMany")
-            .field("pages", &pages.len())
-            .field("there", there)
-            .field("retreats", retreats)
-            .finish_non_exhaustive()
+        f.debug_struct("GetMany").field("pages", &self.pages.len()).finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,5 @@
-//! Bringing one page for a future. If the page is on its way, the future leaves its waker with the
-//! folio (`wait`). If there is no memory, it queues (`pressure`). It starts fills by requests
-//! (`fill::begin`).
+//! Bringing one page for a future. If it is on its way, the future leaves its waker with the folio
+//! (`wait`). If there is no memory, it queues (`pressure`). It fills by requests (`fill::begin`).
 //!
 //! | state | holds | ends when |
 //! |---|---|---|
@@ -41,7 +40,8 @@ pub(super) struct Bring<'f> {
     short: Option<u64>,
     /// Also while it tries.
     turn: Option<Turn>,
-    plan: Option<Plan>,
+    /// What to read where its page is absent, if that is settled.
+    pub(super) plan: Option<Plan>,
     wanted: WantedPages,
     patience: Option<Patience>,
 }
@@ -68,12 +68,6 @@ impl<'f> Bring<'f> {
             wanted: WantedPages::new(page, bytes),
             patience: None,
         }
-    }
-
-    /// Where its page is absent, whatever the handle's stream says.
-    #[cfg(feature = "map")]
-    pub(super) fn reads(&mut self, plan: Plan) {
-        self.plan = Some(plan);
     }
 
     pub(super) fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {

@@ -1,7 +1,6 @@
 //! Futures of reads and pages: here those of a page and of a read, which `bring.rs` brings one page
 //! at a time; `batch.rs` has that of many, `room.rs` waits for memory for a copy, and `set.rs` is
-//! for one thread with an eventfd. The crate's front page, "Futures", says what programs may rely
-//! on.
+//! for a thread with an eventfd. The crate's front page, "Futures", is for programs.
 //!
 //! Each poll goes on until it has the page, an error, or has left its waker. A future that ends, or
 //! is dropped, takes its waker, its turn and its claim back, and gives up its reference; a fill
@@ -24,6 +23,7 @@ use crate::error::Result;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
+use crate::pages::stream::Plan;
 pub(crate) use batch::GetMany;
 use bring::{Bring, BringWait, LazyBring};
 #[cfg(not(loom))]
@@ -111,25 +111,20 @@ impl<'f> Future for Get<'f> {
     }
 }
 
-/// As [`fill::get`](crate::pages::fill::get). With `alone`, nothing but the page is read.
-#[cfg(feature = "map")]
-pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
-    let mut bring = Bring::new(handle, page, PAGE_BYTES);
-    if alone {
-        bring.reads(crate::pages::stream::Plan::of(page + 1));
-    }
-    std::future::poll_fn(|context| bring.poll(context.waker())).await
-}
-
-/// `bytes` bytes are wanted from the start of `page` on.
-#[cfg(not(loom))]
-pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
+/// As [`fill::get`](crate::pages::fill::get), but where the page is absent, `plan` is read if there
+/// is one, whatever the handle's stream says.
+pub(crate) async fn bring(
+    handle: &Handle,
+    page: u64,
+    bytes: usize,
+    plan: Option<Plan>,
+) -> Result<Held<'_>> {
     let mut bring = Bring::new(handle, page, bytes);
+    bring.plan = plan;
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// [`File::read_at_async`](crate::File::read_at_async). Polled again, it returns the same count, or
-/// tries again what failed.
+/// [`File::read_at_async`](crate::File::read_at_async). Polled again, it tries again what failed.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,

@@ -1,5 +1,4 @@
-//! Futures that one thread waits for, behind an eventfd that is readable while one of them may have
-//! ended.
+//! Futures that one thread waits for, by an eventfd that is readable while one may have ended.
 //!
 //! A future's waker puts its key into `WokenKeys`, and the thread polls the futures whose keys are
 //! there. The eventfd is written and read under that mutex alone: raised by whoever adds the first
@@ -69,12 +68,12 @@ impl<T, F: Future + ?Sized> Set<T, F> {
 
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn wake_nobody(&self) {
-        self.ready.add(0);
+        self.ready.raise(Some(0));
     }
 
     /// The descriptor is readable until [`next`](Self::next) finds nothing.
     pub(crate) fn raise(&self) {
-        self.ready.raise();
+        self.ready.raise(None);
     }
 
     pub(crate) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
@@ -126,24 +125,14 @@ impl Ready {
         Ok(Ready { woken, event, owner })
     }
 
-    fn add(&self, key: u64) {
-        // As in `raise`.
+    /// Also adds the `key`, if there is one.
+    fn raise(&self, key: Option<u64>) {
+        // A child of a fork would raise its parent's eventfd.
         if !self.owner.is_here() {
             return;
         }
         let mut woken = self.woken.lock();
-        woken.keys.push_back(key);
-        self.raise_if_not(&mut woken);
-    }
-
-    fn raise(&self) {
-        // A child of a fork would raise its parent's eventfd.
-        if self.owner.is_here() {
-            self.raise_if_not(&mut self.woken.lock());
-        }
-    }
-
-    fn raise_if_not(&self, woken: &mut WokenKeys) {
+        woken.keys.extend(key);
         if !std::mem::replace(&mut woken.raised, true) && !mutant::on(Mutant::EventUnwritten) {
             let write = || rustix::io::write(&self.event, &1_u64.to_ne_bytes());
             let written = rustix::io::retry_on_intr(write);
@@ -177,10 +166,6 @@ struct FutureKey {
 
 impl Wake for FutureKey {
     fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.ready.add(self.key);
+        self.ready.raise(Some(self.key));
     }
 }

@@ -3,8 +3,7 @@
 //! # The fast path, for a cached folio that may stay where it is
 //!
 //! 1. and 2. the optimistic look-up (`found.rs`);
-//! 3. check that the folio may stay where it is; load the file's length, after the folio was seen
-//!    up to date;
+//! 3. check that the folio may stay where it is; then load the file's length, not before 2;
 //! 4. add the number of pages to the pins: fails if the folio is frozen;
 //! 5. load the version again: if it is unchanged, 2 and 3 were true of the folio that 4 pinned.
 //!    Otherwise give the pins back.
@@ -48,28 +47,12 @@ use super::{PinnedRange, too_many};
 
 const MOVE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How many pages one look-up pins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// All wanted pages of a folio.
-    Folio,
-    /// One, with a look-up and an addition for each; for comparisons only.
-    #[cfg(feature = "testing")]
-    Page,
-}
-
-struct Pinned {
-    head: FrameNumber,
-    skip: u32,
-    pages: u32,
-}
-
-/// Pins the bytes `range` of the file. `asked_by` goes to the list of pins.
+/// Pins the bytes `range` of the file. `asked_by` goes to the list of pins. `BY_PAGE`: each page by
+/// a look-up and an addition of its own, for comparisons only.
 #[inline]
-pub(crate) fn pin(
+pub(crate) fn pin<const BY_PAGE: bool>(
     handle: &Handle,
     range: Range<u64>,
-    step: Step,
     asked_by: &'static Location<'static>,
 ) -> Result<PinnedRange> {
     let (core, mapping) = (&handle.core, &*handle.mapping);
@@ -78,11 +61,7 @@ pub(crate) fn pin(
     let Range { start, end } = range;
     let mut pinned =
         PinnedRange { core: core.clone(), start, end, runs: PinnedRuns::new(), holder };
-    let done = match step {
-        Step::Folio => pin_pages::<false>(handle, &mut pinned),
-        #[cfg(feature = "testing")]
-        Step::Page => pin_pages::<true>(handle, &mut pinned),
-    };
+    let done = pin_pages::<BY_PAGE>(handle, &mut pinned);
     core.counters.add(Event::PinnedPages, pinned.runs.pages().into());
     // On an error, the drop of `pinned` unpins what was pinned.
     done.map(|()| pinned)
@@ -121,12 +100,12 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
                 Err(error) => break Err(error),
             },
         };
-        let Pinned { head, skip, pages } = got;
+        let PinnedRun { head, skip, pages } = got;
         // A run finds its next folio by the size of the previous one.
         let found = skip == 0 || last_head == Some(head);
         if !(found && run.lengthen(head.after(skip), pages)) {
             range.runs.push(run);
-            run = PinnedRun::new(head, skip, pages);
+            run = PinnedRun { head, skip, pages };
         }
         last_head = Some(head);
         page += u64::from(pages);
@@ -145,7 +124,7 @@ pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange>
     let got = quick::<ANY>(seek)?;
     assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
     let mut runs = PinnedRuns::new();
-    runs.push(PinnedRun::new(got.head, got.skip, got.pages));
+    runs.push(got);
     let Range { start, end } = range;
     Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
 }
@@ -192,7 +171,7 @@ fn lengthen_by_singles(
     mut seek: FolioWanted<'_>,
     run: &mut PinnedRun,
     page: &mut u64,
-) -> Option<Pinned> {
+) -> Option<PinnedRun> {
     let mut longer = *run;
     let mut left = None;
     // Ends: each turn pins a page, up to `to`.
@@ -227,7 +206,7 @@ const SINGLES: u8 = 1;
 const ONE_PAGE: u8 = 2;
 
 #[inline(always)]
-fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
+fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<PinnedRun> {
     let FolioWanted { handle, page, to, end_byte } = seek;
     let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
     if frame.is_hollow()
@@ -251,7 +230,7 @@ fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<Pinned> {
     if !frame.is_used_most() {
         frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
     }
-    Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
+    Some(PinnedRun { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
 #[inline(always)]
@@ -261,7 +240,7 @@ fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
 
 #[cold]
 #[inline(never)]
-fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
+fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<PinnedRun> {
     let core = &handle.core;
     core.check_owner()?;
     // Since when others hold the folio; unless it was absent after that, as a read may take long.
@@ -325,7 +304,7 @@ fn breathe() {
 fn pin_held(
     FolioWanted { handle, page, to, end_byte }: FolioWanted<'_>,
     Found { frame, head, stamp, at, span, .. }: Found<'_>,
-) -> Result<Option<Pinned>> {
+) -> Result<Option<PinnedRun>> {
     if end_byte > handle.mapping.len_bytes() {
         return Ok(None);
     }
@@ -344,7 +323,7 @@ fn pin_held(
     if !frame.is_used_most() {
         frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
     }
-    Ok(Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages }))
+    Ok(Some(PinnedRun { head, skip: (at >> PAGE_SHIFT) as u32, pages }))
 }
 
 fn alloc_for(core: &Core, order: Order, hollow: bool) -> Option<FrameNumber> {
@@ -356,7 +335,7 @@ fn alloc_for(core: &Core, order: Order, hollow: bool) -> Option<FrameNumber> {
 }
 
 enum Moved {
-    Pinned(Pinned),
+    Pinned(PinnedRun),
     /// It has left the index, or may stay now.
     Gone,
     Held {
@@ -416,7 +395,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     drop(woken); // without the mutex
     core.frames.free(head, order);
     core.counters.count(Event::PinMigration);
-    Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })
+    Moved::Pinned(PinnedRun { head: new, skip: skip as u32, pages })
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -18,9 +18,9 @@ use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::pages::core::Core;
 
+pub(crate) use get::pin;
 #[cfg(all(test, loom))]
 pub(crate) use get::try_pin;
-pub(crate) use get::{Step, pin};
 use run::PinnedRuns;
 
 /// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped. It
@@ -42,8 +42,7 @@ use run::PinnedRuns;
 ///   After [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes. The cache
 ///   does not write yet; once it does, a write through it will change a pinned page in place.
 /// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads. A
-///   slice of an extent's bytes requires that nothing writes to these pages through the cache
-///   meanwhile.
+///   slice of an extent requires that nothing writes to it through the cache meanwhile.
 #[must_use = "dropped at once, it pins nothing"]
 pub struct PinnedRange {
     core: Arc<Core>,
@@ -62,8 +61,7 @@ impl PinnedRange {
 
     /// The bytes where they lie, from first to last, in as few pieces as the layout in memory
     /// allows. No piece is empty. They are valid to read from until this value is dropped. System
-    /// calls and rings (`writev`, `register_buffers`) take them as `iovec`s: the caller lets
-    /// nothing be written through them.
+    /// calls and rings take them as `iovec`s: the caller lets nothing be written there.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -79,9 +77,9 @@ impl PinnedRange {
     /// ```
     pub fn extents(&self) -> impl Iterator<Item = *const [u8]> {
         let mut from = self.start;
-        self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
+        self.runs.iter().map(move |run| {
             let inside = (from % PAGE_BYTES as u64) as usize;
-            let room = run.pages() as usize * PAGE_BYTES - inside;
+            let room = run.pages as usize * PAGE_BYTES - inside;
             let bytes = (self.end - from).min(room as u64) as usize;
             let address = self.core.frames.address(run.first()).wrapping_add(inside).cast_const();
             from += bytes as u64;
@@ -107,8 +105,7 @@ impl PinnedRange {
             if from < to {
                 let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
                 let address = extent.cast::<u8>().wrapping_add((from - extent_start) as usize);
-                // SAFETY: the extent is pinned and inside the arena; the loads may race; `buf` is
-                // the caller's alone.
+                // SAFETY: pinned and inside the arena; the loads may race; `buf` is the caller's.
                 unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
             }
         }
@@ -197,12 +194,11 @@ impl PinnedRange {
         Cause::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
-    /// The name of the file, if the cache can tell. To keep it would take a count that all pins of
-    /// the file share.
+    /// The file's name, if the cache can tell. To keep it would take a count that its pins share.
     fn path(&self) -> Option<PathBuf> {
         self.core.check_owner().ok()?; // a child may not lock the table of files
-        self.runs.heads().find_map(|head| {
-            let named = || self.core.frames.frame(head).identity().mapping;
+        self.runs.iter().find_map(|run| {
+            let named = || self.core.frames.frame(run.head).identity().mapping;
             let id = named();
             let mapping = self.core.mappings.get(id)?;
             // A pinned folio that has left its file never names one again: so it has named this one

@@ -10,19 +10,14 @@ use crate::pages::core::Core;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PinnedRun {
     /// The head of the first folio.
-    head: FrameNumber,
+    pub(super) head: FrameNumber,
     /// Pages of that folio that lie before the run.
-    skip: u32,
-    pages: u32,
+    pub(super) skip: u32,
+    pub(super) pages: u32,
 }
 
 impl PinnedRun {
     pub(super) const EMPTY: PinnedRun = PinnedRun { head: FrameNumber(0), skip: 0, pages: 0 };
-
-    #[inline]
-    pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
-        PinnedRun { head, skip, pages }
-    }
 
     /// Adds the pages from the frame `next` on and returns true, if they follow the run.
     #[inline]
@@ -36,10 +31,6 @@ impl PinnedRun {
 
     pub(super) fn first(self) -> FrameNumber {
         self.head.after(self.skip)
-    }
-
-    pub(super) fn pages(self) -> u32 {
-        self.pages
     }
 }
 
@@ -57,15 +48,11 @@ impl PinnedRuns {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PinnedRun> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    pub(super) fn heads(&self) -> impl Iterator<Item = FrameNumber> {
-        self.iter().filter(|run| run.pages > 0).map(|run| run.head)
+        std::iter::once(&self.first).chain(&self.rest).filter(|run| run.pages > 0)
     }
 
     pub(super) fn pages(&self) -> u32 {
-        self.iter().map(|run| run.pages).sum()
+        self.first.pages + self.rest.iter().map(|run| run.pages).sum::<u32>()
     }
 
     #[inline]
@@ -97,7 +84,7 @@ impl PinnedRuns {
         let all = std::mem::replace(self, PinnedRuns::new());
         let mut other = PinnedRuns::new();
         let mut left = keep;
-        for run in all.iter().filter(|run| run.pages > 0) {
+        for run in all.iter() {
             let here = run.pages.min(left);
             left -= here;
             self.push(PinnedRun { pages: here, ..*run });

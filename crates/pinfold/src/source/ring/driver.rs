@@ -1,8 +1,7 @@
-//! The driver of a ring: the thread that hands requests to the kernel, and finishes them.
-//!
-//! The futures that waited for what has ended are woken together, when nothing more has completed
-//! or `ABSORBED_MAX` requests have ended, and after all that waited for a slot was handed to the
-//! kernel: a future's thread often preempts the driver as it is woken.
+//! The driver of a ring: the thread that hands requests to the kernel, and finishes them. Futures
+//! that waited are woken together, when nothing more has completed or `ABSORBED_MAX` requests have
+//! ended, and after all that waited for a slot was handed to the kernel: a future's thread often
+//! preempts the driver as it is woken.
 //!
 //! # When the kernel refuses the ring later
 //! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
@@ -98,7 +97,7 @@ impl Driver {
         loop {
             self.arm_wake();
             match self.take_waiting() {
-                DriverStep::Wait => self.enter()?,
+                DriverStep::Wait => self.enter(1)?,
                 DriverStep::LookAgain => {}
                 DriverStep::End => break,
             }
@@ -128,7 +127,9 @@ impl Driver {
             let mut ended = Vec::new();
             self.launch_begun(&mut ended);
             self.finish(ended);
-            self.submit()?;
+            if !self.unseen.is_empty() || self.ring.submission().taskrun() {
+                self.enter(0)?;
+            }
         }
     }
 
@@ -192,10 +193,12 @@ impl Driver {
     }
 
     fn launch_begun(&mut self, ended: &mut Vec<Ended>) {
-        let begun = self.shared.state.lock().lanes.take_begun();
+        let begun = std::mem::take(&mut self.shared.state.lock().lanes.begun);
         for (file, request) in begun {
-            let checked = request.check_stopped().and_then(|()| file.check_request(&request));
-            if let Err(cause) = checked {
+            let (direction, offset) = (request.direction(), request.offset());
+            // The errors that it would meet later.
+            let check = || file.check(direction, offset, request.extents());
+            if let Err(cause) = request.check_stopped().and_then(|()| check()) {
                 ended.push((Some(file), request, Err(cause)));
                 continue;
             }
@@ -261,26 +264,15 @@ impl Driver {
         self.shared.wake_driver();
         // Ends: the armed read of the eventfd completes.
         while self.wake_armed {
-            self.enter()?;
+            self.enter(1)?;
             let (again, _) = self.reap();
             assert!(again.is_empty(), "nothing else is in flight");
         }
         Ok(())
     }
 
-    /// Waits for at least one completion. Error: the kernel takes no more calls on this ring.
-    fn enter(&mut self) -> io::Result<()> {
-        self.enter_for(1)
-    }
-
-    fn submit(&mut self) -> io::Result<()> {
-        if self.unseen.is_empty() && !self.ring.submission().taskrun() {
-            return Ok(());
-        }
-        self.enter_for(0)
-    }
-
-    fn enter_for(&mut self, completions: usize) -> io::Result<()> {
+    /// As [`uring::enter`].
+    fn enter(&mut self, completions: usize) -> io::Result<()> {
         let entered = uring::enter(&mut self.ring, completions);
         let left = self.ring.submission().len();
         self.unseen.drain(..self.unseen.len() - left);
@@ -362,7 +354,9 @@ fn read_plainly(left: Vec<WaitingRequest>) -> Vec<JoinHandle<()>> {
     }
     let read = |requests: Vec<WaitingRequest>| {
         for (file, request) in requests {
-            let result = request.check_stopped().and_then(|()| file.carry_out(&request));
+            let (direction, offset) = (request.direction(), request.offset());
+            let carry_out = || file.transfer(direction, offset, request.extents());
+            let result = request.check_stopped().and_then(|()| carry_out());
             request.finish(result);
         }
     };

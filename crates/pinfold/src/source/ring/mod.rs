@@ -36,8 +36,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// A ring for at most `depth` requests at a time, of which at most `ahead` are taken for
-    /// nobody. Error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over a
-    /// limit.
+    /// nobody. Error: the call may be missing (`ENOSYS`), forbidden (`EPERM`), or over a limit.
     pub(super) fn open(depth: usize, ahead: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -116,11 +115,5 @@ impl Ring {
         self.shared.wake_driver();
         let driver = self.driver.lock().take();
         driver.into_iter().for_each(pool::join_unless_self);
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        self.close();
     }
 }

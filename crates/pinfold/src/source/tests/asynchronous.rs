@@ -169,7 +169,7 @@ fn after_the_engine_nothing_is_taken() {
     let path = file_of(directory.path(), LEN);
     for engine in [ring_engine(), pool_engine()] {
         let source = open(&path, Access::Read, None, &engine).unwrap().source;
-        let ring = engine.ring();
+        let ring = engine.ring.clone();
         drop(engine);
         let (tell, _told) = channel();
         let mut batch = vec![request(0, PAGE, 1, &tell)];
@@ -472,7 +472,7 @@ fn a_file_that_hangs_does_not_take_all_slots_of_the_ring() {
     let path = file_of(directory.path(), LEN);
     let engine = ring_engine();
     let Some(backing) = direct(&path, &engine) else { return };
-    let Ok(ring) = engine.ring() else { return };
+    let Ok(ring) = engine.ring.clone() else { return };
     let (tell, told) = channel();
     let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
     for (file, _) in &hanging {
@@ -501,7 +501,7 @@ fn a_file_that_hangs_does_not_take_all_slots_of_the_ring() {
 fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
     let options = EngineOptions { ring_depth: 2, ..EngineOptions::default() };
     let engine = Arc::new(Engine::new(options));
-    let Ok(ring) = engine.ring() else { return };
+    let Ok(ring) = engine.ring.clone() else { return };
     let (tell, told) = channel();
     let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
     let start = |n: usize| {
@@ -527,10 +527,10 @@ fn one_of_eight_is_a_read_ahead_if_any_waits() {
             assert!(!lanes.may_begin(1));
             lanes.take(1, ((), if n < 2 { request } else { request.awaited() }), false);
         }
-        assert_eq!(lanes.next_begun().expect("it began").1.offset(), 99);
+        assert_eq!(lanes.begun.pop_front().expect("it began").1.offset(), 99);
         let next = |_| {
             lanes.end(1, true);
-            lanes.next_begun().expect("one waits").1.offset()
+            lanes.begun.pop_front().expect("one waits").1.offset()
         };
         (0..20).map(next).collect()
     };

@@ -74,7 +74,7 @@ fn one_file_has_one_identity_by_any_path() {
     let (hard, soft) = (directory.path().join("hard"), directory.path().join("soft"));
     std::fs::hard_link(&path, &hard).unwrap();
     symlink(&path, &soft).unwrap();
-    let identity = |path: &Path| find(path, Access::Read).unwrap().identity();
+    let identity = |path: &Path| find(path, Access::Read).unwrap().identity;
     let meta = std::fs::metadata(&path).unwrap();
     assert_eq!((identity(&path).device, identity(&path).inode), (meta.dev(), meta.ino()));
     assert_eq!(identity(&path), identity(&hard));

@@ -180,8 +180,9 @@ fn is_each_itself(seed: u64) -> Result<(), String> {
     let mut device = Device { numbers, pushed: Vec::new(), given_back: [0; DEVICE_READS] };
     let mut slots = IovecSlots::default();
     let first = if has_first { readings.next() } else { None };
-    let reads = BatchReads::of(&mut device, &mut slots, &file);
-    let (flights, ended) = reads.carry_out(first, || readings.collect(), early);
+    let mut reads = BatchReads::of(&mut device, &mut slots, &file);
+    let ended = reads.carry_out(first, || readings.collect(), early);
+    let flights = reads.flights;
     ended.map_err(|cause| cause.to_string())?;
     for (n, ((flight, &offset), lent)) in flights.into_iter().zip(&offsets).zip(&memory).enumerate()
     {
@@ -250,8 +251,9 @@ fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
         before = of_each_call.borrow().iter().sum();
         readings.collect()
     };
-    let reads = BatchReads::of(&mut device, &mut slots, &file);
-    let (flights, ended) = reads.carry_out(first, others, early);
+    let mut reads = BatchReads::of(&mut device, &mut slots, &file);
+    let ended = reads.carry_out(first, others, early);
+    let flights = reads.flights;
     ended.unwrap();
     assert!(flights.iter().all(|it| matches!(it.result, Some(Ok(BLOCK)))));
     (of_each_call.take(), before)

@@ -121,7 +121,7 @@ fn refused_later(beside: impl FnOnce() -> Vec<JoinHandle<()>>) {
     let len = PAGES as usize * PAGE - 77;
     let path = file_of(directory.path(), len);
     let engine = ring_engine();
-    let (Some(backing), Ok(ring)) = (direct(&path, &engine), engine.ring()) else { return };
+    let (Some(backing), Ok(ring)) = (direct(&path, &engine), engine.ring.clone()) else { return };
     let (tell, told) = channel();
     let _writer = endless(&ring, &tell);
     // When this has ended, the kernel has seen what was given to it before.

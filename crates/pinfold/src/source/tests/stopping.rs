@@ -30,7 +30,7 @@ fn assert_stopped(result: io::Result<usize>) {
 #[test]
 fn what_the_kernel_waits_for_is_cancelled() {
     let engine = ring_engine();
-    let Ok(ring) = engine.ring() else { return };
+    let Ok(ring) = engine.ring.clone() else { return };
     let (empty, writer) = io::pipe().unwrap();
     let file = Descriptor::of(empty.into(), 1);
     let file = Arc::new(file);
@@ -38,7 +38,7 @@ fn what_the_kernel_waits_for_is_cancelled() {
     let mut cancelled = request(1, PAGE, 1, &tell);
     let canceller = cancelled.control();
     let late = request(2, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
-    engine.clock().watch([&late].into_iter());
+    engine.clock.watch([&late].into_iter());
     assert_eq!(ring.start(&file, &mut vec![late, cancelled]), Start::Started);
     let (offset, result, _) = ended(&told);
     assert_eq!(offset, 2);
@@ -265,7 +265,7 @@ fn a_source_that_leaves_its_requests_to_the_workers_is_told() {
 #[test]
 fn all_who_ask_are_told_in_their_order() {
     let engine = ring_engine();
-    let Ok(ring) = engine.ring() else { return };
+    let Ok(ring) = engine.ring.clone() else { return };
     let (empty, _writer) = io::pipe().unwrap();
     let file = Descriptor::of(empty.into(), 1);
     let (tell, told) = channel();

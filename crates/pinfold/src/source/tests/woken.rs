@@ -25,7 +25,7 @@ fn most_unwoken() -> Option<usize> {
     let file = Descriptor { begins_at_once: true, ..Descriptor::of(file.into(), 1) };
     let options = EngineOptions { ring_depth: 4, ..EngineOptions::default() };
     let engine = Arc::new(Engine::new(options));
-    let Ok(ring) = engine.ring() else { return None };
+    let Ok(ring) = engine.ring.clone() else { return None };
     let (woken, waker) = Counted::waker();
     let (ended, most) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let (tell, told) = channel();

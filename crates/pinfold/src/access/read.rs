@@ -76,7 +76,7 @@ impl Handle {
             self.counters().count(Event::EmptyRead);
             return false;
         };
-        self.counters().shard().count_read(bytes);
+        self.counters().shard().count_reads(bytes, 1);
         self.short(buf, offset)
     }
 

@@ -69,11 +69,6 @@ impl Shard {
     }
 
     #[inline(always)]
-    pub(crate) fn count_read(&self, bytes: NonZero<usize>) {
-        self.count_reads(bytes, 1);
-    }
-
-    #[inline(always)]
     pub(crate) fn count_reads(&self, bytes: NonZero<usize>, n: u64) {
         add(&self.reads[(bytes.ilog2() as usize).min(READ_SIZE_BUCKETS - 1)], n);
     }

@@ -7,9 +7,8 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::base::sync::locks::Mutex;
-
 use crate::base::fork::Birth;
+use crate::base::sync::locks::Mutex;
 
 /// A live [`PinnedRange`](crate::PinnedRange).
 #[derive(Debug, Clone, PartialEq, Eq)]

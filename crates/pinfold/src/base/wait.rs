@@ -6,7 +6,7 @@ use std::task::Waker;
 use crate::base::guarded::quietly;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sizes::WAIT_STRIPES as STRIPES;
-use crate::base::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::base::sync::{self, Condvar, Mutex};
 
 /// Wait queues, shared by all folios of a cache. A waiter checks its condition under the stripe's
 /// mutex, and falls asleep or leaves its waker before it releases it. Who wakes makes the condition
@@ -123,7 +123,7 @@ impl Waiters {
             stripe.wake.notify_all();
             return Woken(Vec::new());
         }
-        let woken = take(stripe.futures.lock(), key);
+        let woken = stripe.futures.lock().extract_if(.., |left| left.key == key).collect();
         stripe.wake.notify_all();
         Woken(woken)
     }
@@ -216,20 +216,6 @@ pub(crate) fn together<R>(land: impl FnOnce() -> R) -> R {
     let begins = |later: &mut Later| later.is_none() && later.replace(Vec::new()).is_none();
     let _end = with_later(begins).unwrap_or(false).then(|| End);
     land()
-}
-
-fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
-    let mut woken = Vec::new(); // which allocates nothing as long as it is empty
-    let mut at = 0;
-    // Ends: each turn looks at one more, or makes the list shorter.
-    while at < futures.len() {
-        if futures[at].key == key {
-            woken.push(futures.swap_remove(at));
-        } else {
-            at += 1;
-        }
-    }
-    woken
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -15,6 +15,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
 
 use super::give_back::give_back;
+use super::run_map::RunSet;
 use super::units::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
 };
@@ -29,21 +30,14 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     frames: u32,
     huge_pages_advised: bool,
-    touched: TouchedHugePages,
-}
-
-/// Which huge pages of the arena have been used, and which are forbidden, a bit each. Threads that
-/// touch one for the first time at the same moment are each charged a whole one until one of them
-/// wins: 32 threads can exceed the budget by 64 MiB for a moment. So the first thread that
-/// allocates frames in it touches it, and the others wait.
-#[derive(Debug)]
-struct TouchedHugePages {
-    blocks: Box<[AtomicU64]>,
-    forbidden: Box<[AtomicU64]>,
-    /// How many are. A number alone.
-    forbidden_runs: AtomicU32,
+    /// Huge pages that have been used. Threads that touch one for the first time at the same moment
+    /// are each charged a whole one until one of them wins: 32 threads can exceed the budget by 64
+    /// MiB for a moment. So the first thread that allocates frames in it touches it, and the others
+    /// wait.
+    touched: RunSet,
     /// Each is for every [`TOUCHING`]th huge page; no protocol depends on them.
     touching: [Mutex<()>; TOUCHING],
+    forbidden: RunSet,
 }
 
 /// Huge pages next to each other that can be touched at the same time.
@@ -53,37 +47,6 @@ const TOUCHING: usize = 32;
 /// process has 65530 by default.
 #[cfg(feature = "map")]
 const FORBIDDEN_MAX: u32 = 8192;
-
-impl TouchedHugePages {
-    fn new(frames: u32) -> Self {
-        let words = || {
-            let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
-            (0..blocks).map(|_| AtomicU64::new(0)).collect()
-        };
-        TouchedHugePages {
-            blocks: words(),
-            forbidden: words(),
-            forbidden_runs: AtomicU32::new(0),
-            touching: std::array::from_fn(|_| Mutex::new(())),
-        }
-    }
-
-    fn touching(&self, frame: FrameNumber) -> &Mutex<()> {
-        let block =
-            if mutant::on(Mutant::TouchesInTurn) { 0 } else { frame.0 / Order::MAX.frames() };
-        &self.touching[block as usize % TOUCHING]
-    }
-
-    fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
-        Self::of(&self.blocks, frame)
-    }
-
-    /// The word and the bit of the huge page that `frame` lies in.
-    fn of(words: &[AtomicU64], frame: FrameNumber) -> (&AtomicU64, u64) {
-        let block = frame.0 / Order::MAX.frames();
-        (&words[(block / u64::BITS) as usize], 1 << (block % u64::BITS))
-    }
-}
 
 // SAFETY: an address and a length that never change; only raw pointers are handed out.
 unsafe impl Send for Arena {}
@@ -99,8 +62,14 @@ impl Arena {
         let base = map_aligned(bytes, rustix::param::page_size())?;
         // SAFETY: of the fresh mapping, the advice changes how it is backed, not what it holds.
         let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-        let touched = TouchedHugePages::new(frames);
-        Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
+        Ok(Arena {
+            base,
+            frames,
+            huge_pages_advised: advised.is_ok(),
+            touched: RunSet::new(frames),
+            touching: std::array::from_fn(|_| Mutex::new(())),
+            forbidden: RunSet::new(frames),
+        })
     }
 
     /// Faults in the huge page of `frame`, if it has not been used yet. For the thread that has
@@ -108,23 +77,27 @@ impl Arena {
     /// first use.
     #[inline]
     pub(super) fn first_touch(&self, frame: FrameNumber) {
-        let (word, bit) = self.touched.word_and_bit(frame);
-        // Relaxed, here and below: a thread that sees the old value takes the mutex.
-        if word.load(Ordering::Relaxed) & bit == 0 && self.huge_pages_advised {
+        // A thread that sees the old value takes the mutex.
+        if !self.touched.contains(frame) && self.huge_pages_advised {
             self.touch(frame);
         }
     }
 
+    fn touching(&self, frame: FrameNumber) -> &Mutex<()> {
+        let in_turn = mutant::on(Mutant::TouchesInTurn);
+        let huge_page = if in_turn { 0 } else { frame.0 / Order::MAX.frames() };
+        &self.touching[huge_page as usize % TOUCHING]
+    }
+
     #[cold]
     fn touch(&self, frame: FrameNumber) {
-        let (word, bit) = self.touched.word_and_bit(frame);
-        let _touching = self.touched.touching(frame).lock();
-        if word.load(Ordering::Relaxed) & bit == 0 {
+        let _touching = self.touching(frame).lock();
+        if !self.touched.contains(frame) {
             // SAFETY: the frame is inside the arena, and the caller's alone.
             let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
             // Relaxed: the value means nothing.
             byte.store(0, Ordering::Relaxed);
-            word.fetch_or(bit, Ordering::Relaxed);
+            self.touched.set(frame, true);
         }
     }
 
@@ -134,12 +107,11 @@ impl Arena {
     /// # Safety
     /// All frames of the folio are the caller's alone, and their bytes are of no use.
     pub(super) unsafe fn give_back(&self, head: FrameNumber, order: Order) -> Result<(), Errno> {
-        let (word, bit) = self.touched.word_and_bit(head);
         // SAFETY: the folio is inside the arena; by the caller's promise nobody needs its bytes.
         unsafe { give_back(self.address(head), order.bytes()) }?;
         if order == Order::MAX {
-            // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
-            word.fetch_and(!bit, Ordering::Relaxed);
+            // Who allocates a frame of it next comes after, by the allocator's mutex.
+            self.touched.set(head, false);
             self.allow_huge(head);
         }
         Ok(())
@@ -159,17 +131,14 @@ impl Arena {
         if !self.huge_pages_advised || mutant::on(Mutant::HugeBesideHollow) {
             return Ok(());
         }
-        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
-        // Relaxed, all: whoever has all of the run comes after, by the allocator's mutex.
-        if self.touched.forbidden_runs.load(Ordering::Relaxed) >= FORBIDDEN_MAX {
+        if self.forbidden.len() >= FORBIDDEN_MAX {
             return Err(Errno::NOMEM);
         }
         let at = self.address(run);
         // SAFETY: the run is inside the arena, and the advice changes how it is backed alone.
         unsafe { madvise(at.cast(), ALIGN_BYTES, Advice::LinuxNoHugepage) }?;
-        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            self.touched.forbidden_runs.fetch_add(1, Ordering::Relaxed);
-        }
+        // Whoever has all of the run comes after, by the allocator's mutex.
+        self.forbidden.set(run, true);
         // A late reader may have brought the system's huge page of zeros.
         // SAFETY: by the caller's promise nobody needs the bytes.
         unsafe { give_back(at, ALIGN_BYTES) }
@@ -177,16 +146,11 @@ impl Arena {
 
     /// Ends [`Self::forbid_huge`], for who has all of `run`. Cost: one load, as a rule.
     pub(super) fn allow_huge(&self, run: FrameNumber) {
-        let (word, bit) = TouchedHugePages::of(&self.touched.forbidden, run);
-        // Relaxed, both: as in `forbid_huge`.
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            return;
-        }
         let at = self.address(run).cast();
         // SAFETY: as there.
-        if unsafe { madvise(at, ALIGN_BYTES, Advice::LinuxHugepage) }.is_ok() {
-            word.fetch_and(!bit, Ordering::Relaxed);
-            self.touched.forbidden_runs.fetch_sub(1, Ordering::Relaxed);
+        let allow = || unsafe { madvise(at, ALIGN_BYTES, Advice::LinuxHugepage) };
+        if self.forbidden.contains(run) && allow().is_ok() {
+            self.forbidden.set(run, false);
         }
     }
 
@@ -219,17 +183,13 @@ impl Arena {
         // SAFETY: the frame is one of the arena's, so the sum stays inside of the one mapping.
         Some(unsafe { self.base.as_ptr().add(offset) })
     }
-
-    fn bytes(&self) -> usize {
-        self.frames as usize * PAGE_BYTES
-    }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped by `reserve`; every use of an address in it borrows from the arena's
-        // owner.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
+        let bytes = self.frames as usize * PAGE_BYTES;
+        // SAFETY: mapped by `reserve`; every use of an address in it borrows from its owner.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "the arena's own range is valid to unmap: {unmapped:?}");
     }
 }
@@ -371,8 +331,8 @@ mod tests {
 
     /// Whether one huge page can be touched while the one before it is being touched.
     fn touches_side_by_side() -> bool {
-        let touched = TouchedHugePages::new(16 << 9);
-        let lock = |frame| std::ptr::from_ref(touched.touching(FrameNumber(frame)));
+        let arena = Arena::reserve(16 << 20).unwrap();
+        let lock = |frame| std::ptr::from_ref(arena.touching(FrameNumber(frame)));
         assert_eq!(lock(512), lock(1023), "one at a time in the same one");
         lock(511) != lock(512)
     }
@@ -383,7 +343,7 @@ mod tests {
         let in_turn = mutant::with(Some(Mutant::TouchesInTurn), touches_side_by_side);
         assert!(!in_turn, "the mutant does nothing");
         let arena = Arena::reserve(16 << 20).unwrap();
-        let _other = arena.touched.touching(FrameNumber(0)).lock();
+        let _other = arena.touching(FrameNumber(0)).lock();
         arena.first_touch(FrameNumber(512)); // which would wait for ever
     }
 

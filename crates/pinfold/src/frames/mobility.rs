@@ -10,10 +10,9 @@
 //! `docs/pin.md` says why. A hollow folio that is in use blocks its run, too, but not from becoming
 //! hollow again (`hollow.rs`). (After Linux: Gorman and Whitcroft, OLS 2006.)
 
-// Not from `crate::base::sync`: changed under the allocator's mutex; see `RunKinds::is_movable`.
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::run_map::RunSet;
 use super::units::{FrameNumber, Order};
 
 /// The least frames that are left for index nodes.
@@ -31,11 +30,11 @@ impl Mobility {
     pub(super) const COUNT: usize = 3;
 }
 
-/// A bit for each run that is movable or hollow, and one for each hollow one.
 #[derive(Debug)]
 pub(super) struct RunKinds {
-    movable: Box<[AtomicU64]>,
-    hollow: Box<[AtomicU64]>,
+    /// And those that are hollow.
+    movable: RunSet,
+    hollow: RunSet,
     /// The runs in which every frame can be data; no other is ever movable.
     whole: Range<u32>,
     for_nodes: Range<u32>,
@@ -63,10 +62,9 @@ impl RunKinds {
     pub(super) fn new(frames: u32, table_frames: u32) -> Self {
         let run_frames = Order::MAX.frames();
         let whole = table_frames.div_ceil(run_frames)..frames / run_frames;
-        let words = frames.div_ceil(run_frames).div_ceil(64);
         let runs = RunKinds {
-            movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            hollow: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            movable: RunSet::new(frames),
+            hollow: RunSet::new(frames),
             whole: whole.clone(),
             for_nodes: for_nodes(frames, table_frames, &whole),
             frames,
@@ -120,27 +118,20 @@ impl RunKinds {
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]
-        if self.splinter.load(Ordering::Relaxed) == frame.0 {
+        if self.splinter.load(std::sync::atomic::Ordering::Relaxed) == frame.0 {
             return true;
         }
-        let run = run_of(frame);
-        // Relaxed: pairs with nothing; see above for what orders it.
-        let word = self.movable[run as usize / 64].load(Ordering::Relaxed);
-        word >> (run % 64) & 1 == 1
+        self.movable.contains(frame)
     }
 
     /// Valid as [`Self::is_movable`] is.
     pub(super) fn is_hollow(&self, frame: FrameNumber) -> bool {
-        let run = run_of(frame);
-        // Relaxed: as in `is_movable`.
-        self.hollow[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
+        self.hollow.contains(frame)
     }
 
-    /// Right at some moment for each 64 runs.
     #[cfg(feature = "map")]
     pub(super) fn hollow(&self) -> u32 {
-        // Relaxed: a number alone.
-        self.hollow.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
+        self.hollow.len()
     }
 
     pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
@@ -153,26 +144,15 @@ impl RunKinds {
 
     /// Under the allocator's mutex. A run that is not whole stays unmovable.
     pub(super) fn set(&self, frame: FrameNumber, kind: Mobility) {
-        let run = run_of(frame);
-        if !self.whole.contains(&run) {
-            return;
+        if self.whole.contains(&run_of(frame)) {
+            self.hollow.set(frame, kind == Mobility::Hollow);
+            self.movable.set(frame, kind != Mobility::Unmovable);
         }
-        let (word, bit) = (run as usize / 64, 1 << (run % 64));
-        let set = |words: &[AtomicU64], is: bool| {
-            // Relaxed, both: as in `is_movable`.
-            if is {
-                words[word].fetch_or(bit, Ordering::Relaxed);
-            } else {
-                words[word].fetch_and(!bit, Ordering::Relaxed);
-            }
-        };
-        set(&self.hollow, kind == Mobility::Hollow);
-        set(&self.movable, kind != Mobility::Unmovable);
     }
 
     /// Marks `frame` as one that no pin may stay in.
     #[cfg(all(test, loom))]
     pub(super) fn set_splinter(&self, frame: FrameNumber) {
-        self.splinter.store(frame.0, Ordering::Relaxed);
+        self.splinter.store(frame.0, std::sync::atomic::Ordering::Relaxed);
     }
 }

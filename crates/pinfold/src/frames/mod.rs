@@ -8,7 +8,6 @@
 //! mod         `Frames`, which all other modules call
 //! buddy       the free lists
 //! mobility    which runs are for what stays
-//! run_map     a set of frames of one run
 //! table       the frame table
 //! uses        how often, and in which parts, a folio was used lately
 //! entry       the words of an entry, by which readers check a frame
@@ -18,6 +17,7 @@
 //! predict     a page's address, guessed before its entry is there
 //! prefetch    asking the processor for memory
 //! give_back   giving memory back to the system
+//! run_map     sets of frames of one run, and sets of runs
 //! units       pages, frames, orders, and their limits
 //! ```
 

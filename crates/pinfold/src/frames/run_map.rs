@@ -1,6 +1,51 @@
-//! A set of frames of one 2 MiB run: which are free, or held.
+//! Sets of frames of one 2 MiB run, and sets of runs.
+
+// Not from `crate::base::sync`: changed under the allocator's mutex, or a mutex of the arena's.
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::units::{FrameNumber, Order};
+
+/// Runs of an arena. Any thread may ask at any time. Relaxed, all: what orders an answer is said
+/// where it is used.
+#[derive(Debug)]
+pub(super) struct RunSet(Box<[AtomicU64]>);
+
+impl RunSet {
+    /// Empty, of an arena with so many frames.
+    pub(super) fn new(frames: u32) -> Self {
+        let words = frames.div_ceil(RunMap::FRAMES).div_ceil(u64::BITS);
+        RunSet((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    #[inline]
+    fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
+        let run = frame.0 / RunMap::FRAMES;
+        (&self.0[(run / u64::BITS) as usize], 1 << (run % u64::BITS))
+    }
+
+    /// Of the run that `frame` lies in.
+    #[inline]
+    pub(super) fn contains(&self, frame: FrameNumber) -> bool {
+        let (word, bit) = self.word_and_bit(frame);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Puts the run of `frame` in, or takes it out.
+    pub(super) fn set(&self, frame: FrameNumber, is_in: bool) {
+        let (word, bit) = self.word_and_bit(frame);
+        if is_in {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Right at some moment for each 64 runs.
+    #[cfg(feature = "map")]
+    pub(super) fn len(&self) -> u32 {
+        self.0.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunMap([u64; RunMap::WORDS]);

@@ -73,8 +73,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     pub(super) fn grow(&mut self, last: u64, target: u32) {
         let top = target.max(Self::level_for(last));
         if self.root().entry == Entry::EMPTY {
-            let links = Links { parent: 0, slot: 0, level: top, present: 0 };
-            let node = self.new_node(links);
+            let node = self.new_node(Links { parent: 0, slot: 0, level: top, present: 0 });
             self.set_root(Root { entry: node.entry(), bits: (top + 1) * BITS });
             return;
         }
@@ -85,45 +84,38 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
+    /// Puts a folio that sits in the root itself into a node.
+    pub(super) fn push_root_down(&mut self) {
+        let root = self.root();
+        if root.entry.frame().is_some() {
+            self.add_level(root.bits / BITS);
+        }
+    }
+
+    /// Makes a node of `level` with what the root has the root.
     fn add_level(&mut self, level: u32) {
-        let old = self.node(self.root().entry);
-        let links = Links { parent: 0, slot: 0, level, present: 1 };
-        let node = self.new_node(links);
+        let old = self.root();
+        let is_folio = old.entry.frame().is_some();
+        let count = if is_folio { 1 << (old.bits % BITS) } else { 1 };
+        let marked = Mark::ALL.map(|mark| self.any_marked(mark));
+        let node = self.new_node(Links { parent: 0, slot: 0, level, present: count });
         let root = Root { entry: node.entry(), bits: (level + 1) * BITS };
         if mutant::on(Mutant::PublishBeforeFill) {
             self.set_root(root);
         }
-        node.prepare(0, old.entry());
-        for mark in Mark::ALL {
-            node.set_marks(mark, u64::from(old.marks(mark) != 0));
-        }
-        old.set_links(Links { parent: node.entry().0, slot: 0, ..old.links() });
-        self.set_root(root);
-    }
-
-    pub(super) fn push_root_down(&mut self) {
-        let root = self.root();
-        if root.entry.frame().is_none() {
-            return;
-        }
-        let level = root.bits / BITS;
-        let count = 1 << (root.bits % BITS);
-        let links = Links { parent: 0, slot: 0, level, present: count };
-        let node = self.new_node(links);
-        let new_root = Root { entry: node.entry(), bits: (level + 1) * BITS };
-        if mutant::on(Mutant::PublishBeforeFill) {
-            self.set_root(new_root);
-        }
         for i in 0..count {
-            node.prepare(i, root.entry);
+            node.prepare(i, old.entry);
         }
-        for mark in Mark::ALL {
-            if self.owner.root_marks & 1 << mark as u32 != 0 {
-                node.set_marks(mark, slot_mask(0, count));
-            }
+        for mark in Mark::ALL.into_iter().filter(|&mark| marked[mark as usize]) {
+            node.set_marks(mark, slot_mask(0, count));
         }
-        self.owner.root_marks = 0;
-        self.set_root(new_root);
+        if is_folio {
+            self.owner.root_marks = 0;
+        } else {
+            let child = self.node(old.entry);
+            child.set_links(Links { parent: node.entry().0, slot: 0, ..child.links() });
+        }
+        self.set_root(root);
     }
 
     /// The node of that level, made if missing.

@@ -14,19 +14,7 @@ use super::pool::NoNodes;
 use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
 use crate::base::mutant::{self, Mutant};
-
-struct SplitPieces<F> {
-    order: u32,
-    head: F,
-    next: u32,
-}
-
-impl<F: FnMut(u32) -> FrameNumber> SplitPieces<F> {
-    fn next_entry(&mut self) -> Entry {
-        self.next += 1;
-        Entry::folio((self.head)(self.next - 1))
-    }
-}
+use std::ops::Range;
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Takes from the pool what `split` of such an entry needs. Error: nothing was taken.
@@ -41,61 +29,53 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Splits the folio that holds `page` into pieces of `new_order`; piece i, in the file's order,
-    /// gets the head `head(i)`. The heads must differ. Error: nothing was changed. Panics if there
-    /// is no folio, or one of `new_order` or less.
-    pub(crate) fn split(
-        &mut self,
-        page: u64,
-        new_order: u32,
-        head: impl FnMut(u32) -> FrameNumber,
-    ) -> Result<(), NoNodes> {
+    /// Splits the folio that holds `page` into pieces of `new_order`, each of which has its part of
+    /// the frames. Error: nothing was changed. Panics if there is no folio, or one of `new_order`
+    /// or less.
+    pub(crate) fn split(&mut self, page: u64, new_order: u32) -> Result<(), NoNodes> {
         let folio = self.folio(page).expect("a folio to split");
-        let old_order = folio.order;
-        self.reserve_split(old_order, new_order)?;
+        self.reserve_split(folio.order, new_order)?;
         self.push_root_down();
         let (_, seat) = self.find(page).expect("found before");
         let Seat::Slots { node, first, count } = seat else { unreachable!("was pushed down") };
         if mutant::on(Mutant::SplitClearsFirst) {
             self.store(seat, Entry::EMPTY);
         }
-        let mut pieces = SplitPieces { order: new_order, head, next: 0 };
-        if old_order / BITS == new_order / BITS {
-            Self::store_pieces(node, first..first + count, &mut pieces, Node::publish);
-        } else {
-            for i in first..first + count {
-                let child = self.subtree(node, i, &mut pieces);
-                node.publish(i, child);
-            }
-        }
-        assert_eq!(pieces.next, 1 << (old_order - new_order), "pieces made");
+        self.store_pieces((node, first..first + count), folio.frame, new_order, Node::publish);
         self.shrink();
-        self.enter_in_directory(folio.page, old_order);
+        self.enter_in_directory(folio.page, folio.order);
         Ok(())
     }
 
-    fn store_pieces<F: FnMut(u32) -> FrameNumber>(
-        node: Node<'a, BITS>,
-        slots: std::ops::Range<u32>,
-        pieces: &mut SplitPieces<F>,
-        store: impl Fn(Node<'a, BITS>, u32, Entry),
+    /// Gives slots of a node their pieces of `order`, or nodes with them, by `store`. The frames of
+    /// the first slot begin at `frame`.
+    fn store_pieces(
+        &mut self,
+        (node, slots): (Node<'a, BITS>, Range<u32>),
+        frame: FrameNumber,
+        order: u32,
+        store: fn(Node<'a, BITS>, u32, Entry),
     ) {
-        let each = 1 << (pieces.order % BITS);
-        let mut entry = Entry::EMPTY;
-        for i in slots {
-            if i % each == 0 {
-                entry = pieces.next_entry();
-            }
-            store(node, i, entry);
+        let level = node.links().level;
+        // Ends: each call below is of a lower level.
+        for (n, slot) in slots.enumerate() {
+            let frames = (n as u32) << (level * BITS);
+            let entry = if level == order / BITS {
+                Entry::folio(frame.after(frames >> order << order))
+            } else {
+                self.subtree(node, slot, frame.after(frames), order)
+            };
+            store(node, slot, entry);
         }
     }
 
     /// The node that takes slot `slot` of `parent`, down to the pieces. Not published here.
-    fn subtree<F: FnMut(u32) -> FrameNumber>(
+    fn subtree(
         &mut self,
         parent: Node<'a, BITS>,
         slot: u32,
-        pieces: &mut SplitPieces<F>,
+        frame: FrameNumber,
+        order: u32,
     ) -> Entry {
         let all = Node::<BITS>::FANOUT;
         let level = parent.links().level - 1;
@@ -109,15 +89,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
                 node.set_marks(mark, slot_mask(0, all));
             }
         }
-        if level == pieces.order / BITS {
-            Self::store_pieces(node, 0..all, pieces, Node::prepare);
-        } else {
-            // Ends: one level lower each time.
-            for i in 0..all {
-                let child = self.subtree(node, i, pieces);
-                node.prepare(i, child);
-            }
-        }
+        self.store_pieces((node, 0..all), frame, order, Node::prepare);
         node.entry()
     }
 }

@@ -11,7 +11,7 @@ use crate::frames::PAGE_BYTES;
 use crate::pages::core::Core;
 use crate::pages::fill;
 use crate::pages::handle::Handle;
-use crate::pages::stream::Plan;
+use crate::pages::stream::{OfHandle, Plan};
 
 pub(crate) const PAGES: u64 = 32;
 
@@ -53,7 +53,8 @@ pub(crate) fn is_room(core: &Core) -> bool {
 
 /// As [`on_fault`](crate::pages::stream::Stream::on_fault) says.
 fn goes_elsewhere(handle: &Handle, page: u64, end: u64) -> bool {
-    handle.stream.on_fault(page, end, handle.credit_and_unread().1)
+    let of: OfHandle<'_> = (&handle.core.credit, &|pages, asks| handle.unread(pages, asks));
+    handle.stream.on_fault(page, end, of)
 }
 
 /// Reads the absent pages from before `page` up to the next one that is cached, in this thread.

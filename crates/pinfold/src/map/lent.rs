@@ -22,8 +22,8 @@ use crate::mapped::task::{Rests, Waiter};
 use crate::pages::core::Core;
 
 use crate::pages::reclaim::{
-    self, EFFORT_MAX, NAP_MAX, NAP_MIN, Patience, RunContent, RunRank, Shortage, best_runs, evict,
-    evict_again, evict_at_once, shortage,
+    self, NAP_MAX, NAP_MIN, Patience, RunContent, RunRank, Shortage, best_runs, evict, evict_again,
+    evict_at_once, shortage,
 };
 
 /// How often room for the first run is made: other threads take what is free.
@@ -125,7 +125,7 @@ pub(crate) async fn wait_for_lent(
 /// [`allocate_lent`] after one turn of eviction, for who may not sleep.
 pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     core.pressure.bell.ring();
-    evict_at_once(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+    evict_at_once(core, core.pressure.direct_pages.max(wish.frames()));
     at_once(core, wish)
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn lend_first(core: &Core) {
         if core.frames.hollow_frames() > 0 || lend(core) {
             break;
         }
-        evict(core, Order::MAX.frames() + core.pressure.high_frames, EFFORT_MAX);
+        evict(core, Order::MAX.frames() + core.pressure.high_frames);
     }
 }
 
@@ -181,7 +181,7 @@ pub(super) fn keep_some_free(core: &Core) {
     let wanted = || core.pressure.high_frames.saturating_sub(core.frames.free_hollow());
     // Ends: each turn evicts something, makes a run hollow, or is the last.
     while core.frames.hollow_frames() > core.frames.free_hollow() && wanted() > 0 {
-        if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
+        if !lend(core) && evict(core, wanted()).evicted == 0 {
             break;
         }
     }

@@ -100,7 +100,7 @@ impl Load {
         while !state.is_first(waiter) || !state.has_room(pages, self.pages_max) {
             let Some(left) = state.let_long_go(self.long) else { continue };
             let bed = &self.turn[waiter as usize % BEDS];
-            state = bed.wait_timeout(&self.state, state, left);
+            state = bed.wait_timeout(state, left);
         }
         self.first_begins(state, pages)
     }

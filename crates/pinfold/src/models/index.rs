@@ -137,7 +137,7 @@ fn split_to<const BITS: u32>(new_order: u32) {
     {
         let mut owner = file.owner.lock();
         let mut writer = file.index.writer(&mut owner, &file.pool);
-        writer.split(4, new_order, |i| FrameNumber(40 + (i << new_order))).unwrap();
+        writer.split(4, new_order).unwrap();
     }
     let (five, six) = reader.join().unwrap();
     let piece_of = |page: u32| frame(40 + (page >> new_order << new_order));

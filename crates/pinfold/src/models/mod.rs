@@ -244,7 +244,7 @@ impl Model {
 
     /// Evicts until a page is evicted or none can be.
     fn evict(&self) {
-        reclaim::evict(&self.core, 1, 8);
+        reclaim::evict(&self.core, 1);
     }
 
     /// Fills a freed frame, if there is one, with a page of the second file.

@@ -154,6 +154,14 @@ impl Core {
         changing.writer(&self.nodes).is_clean(page)
     }
 
+    /// Takes the folio at `head`, whose version is odd, out of the index, and its identity away.
+    pub(crate) fn remove(&self, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
+        let removed = changing.writer(&self.nodes).remove(page);
+        assert_eq!(removed.map(|folio| folio.frame), Some(head), "removed another folio");
+        changing.folio_removed();
+        self.frames.frame(head).forget_identity();
+    }
+
     /// Frees the folio if that was the last reference.
     pub(crate) fn put(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);

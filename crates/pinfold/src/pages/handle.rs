@@ -12,7 +12,7 @@ use crate::options::Reference;
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
-use crate::pages::stream::{Asks, Credit, Stream, Unread};
+use crate::pages::stream::{Asks, Stream, Unread};
 
 /// So many hollow folios are asked for at a time: a fault has little memory (`base/heap.rs`).
 const HOLLOW_MAX: usize = 64;
@@ -108,11 +108,7 @@ impl Handle {
     }
 
     /// May be wrong: it takes no lock, and holds nothing.
-    pub(crate) fn credit_and_unread(&self) -> (&Credit, impl Fn(Range<u64>, Asks) -> Unread) {
-        (&self.core.credit, |pages, asks| self.unread(pages, asks))
-    }
-
-    fn unread(&self, pages: Range<u64>, asks: Asks) -> Unread {
+    pub(crate) fn unread(&self, pages: Range<u64>, asks: Asks) -> Unread {
         let (mut unread, mut page, mut hollow) = (Unread::default(), pages.start, Vec::new());
         // What maps skip can be found out.
         let skipped = |hollow: &mut Vec<(Range<u64>, Range<u64>)>| {

@@ -17,10 +17,10 @@ impl Residency {
 
     /// The folio at `head` is up to date from now on. `file`: as ghosts know it. Under the
     /// mapping's `change` mutex. Returns whether the folio came back soon after it was evicted.
-    pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, file: u64) -> bool {
+    pub(crate) fn insert(&self, mut frames: &Frames, head: FrameNumber, file: u64) -> bool {
         let mut policy = self.0.lock();
         let shadow = frames.ghosts().get(file, frames.frame(head).identity().index);
-        policy.insert(&mut Entries(frames), head.0, shadow);
+        policy.insert(&mut frames, head.0, shadow);
         if !mutant::on(Mutant::FirstReadUses) {
             frames.frame(head).set_fresh();
         }
@@ -28,12 +28,12 @@ impl Residency {
     }
 
     /// Not by eviction.
-    pub(crate) fn remove(&self, frames: &Frames, head: FrameNumber) {
-        self.0.lock().remove(&mut Entries(frames), head.0);
+    pub(crate) fn remove(&self, mut frames: &Frames, head: FrameNumber) {
+        self.0.lock().remove(&mut frames, head.0);
     }
 
-    pub(crate) fn replace(&self, frames: &Frames, old: FrameNumber, new: FrameNumber) {
-        self.0.lock().replace(&mut Entries(frames), old.0, new.0);
+    pub(crate) fn replace(&self, mut frames: &Frames, old: FrameNumber, new: FrameNumber) {
+        self.0.lock().replace(&mut frames, old.0, new.0);
     }
 
     /// `hand_out` makes the pieces of the folio at `head`, of `pages_before` pages, under the
@@ -41,7 +41,7 @@ impl Residency {
     /// the heads of all pieces but the first.
     pub(crate) fn split(
         &self,
-        frames: &Frames,
+        mut frames: &Frames,
         head: FrameNumber,
         pages_before: u32,
         rest: &[u32],
@@ -49,13 +49,13 @@ impl Residency {
     ) {
         let mut policy = self.0.lock();
         hand_out();
-        policy.split(&mut Entries(frames), head.0, pages_before, rest);
+        policy.split(&mut frames, head.0, pages_before, rest);
     }
 
     /// Until they have `pages` pages, there are `most` of them, or one is hollow.
     pub(crate) fn next_victims(
         &self,
-        frames: &Frames,
+        mut frames: &Frames,
         sweep: &mut Sweep,
         pages: u64,
         most: usize,
@@ -64,7 +64,7 @@ impl Residency {
         let mut offered = 0;
         let mut policy = self.0.lock();
         while victims.len() < most && offered < pages {
-            let Some(victim) = policy.next_victim(&mut Entries(frames), sweep) else { break };
+            let Some(victim) = policy.next_victim(&mut frames, sweep) else { break };
             let victim = FrameNumber(victim);
             let frame = frames.frame(victim);
             offered += u64::from(frame.order().frames());
@@ -78,26 +78,24 @@ impl Residency {
 
     /// Whether the folio has parts that were used enough to stay.
     pub(crate) fn stays_in_part(&self, frames: &Frames, victim: FrameNumber) -> bool {
-        frames.frame(victim).is_partly_used()
-            && self.0.lock().stays_in_part(&Entries(frames), victim.0)
+        frames.frame(victim).is_partly_used() && self.0.lock().stays_in_part(&frames, victim.0)
     }
 
     pub(crate) fn is_offered(&self, frames: &Frames, head: FrameNumber) -> bool {
         let _policy = self.0.lock();
-        matches!(Entries(frames).place(head.0), Place::Offered(_))
+        matches!(frames.place(head.0), Place::Offered(_))
     }
 
     /// `victim` is frozen. Under its mapping's `change` mutex.
     pub(crate) fn evicted(
         &self,
-        frames: &Frames,
+        mut frames: &Frames,
         sweep: &mut Sweep,
         victim: FrameNumber,
         file: u64,
     ) {
         let mut policy = self.0.lock();
-        let mut entries = Entries(frames);
-        if let Some(shadow) = policy.answer(&mut entries, sweep, victim.0, Answer::Evicted)
+        if let Some(shadow) = policy.answer(&mut frames, sweep, victim.0, Answer::Evicted)
             && !mutant::on(Mutant::GhostsForgotten)
         {
             frames.ghosts().put(file, frames.frame(victim).identity().pages(), shadow);
@@ -106,12 +104,12 @@ impl Residency {
 
     pub(crate) fn stays(
         &self,
-        frames: &Frames,
+        mut frames: &Frames,
         sweep: &mut Sweep,
         victim: FrameNumber,
         why: Answer,
     ) {
-        let none = self.0.lock().answer(&mut Entries(frames), sweep, victim.0, why);
+        let none = self.0.lock().answer(&mut frames, sweep, victim.0, why);
         debug_assert_eq!(none, None, "what stays leaves no shadow");
     }
 }
@@ -129,12 +127,8 @@ impl Candidate {
     }
 }
 
-struct Entries<'a>(&'a Frames);
-
-impl Entries<'_> {
-    fn entry(&self, id: Id) -> &Frame {
-        self.0.frame(FrameNumber(id))
-    }
+fn entry(frames: &Frames, id: Id) -> &Frame {
+    frames.frame(FrameNumber(id))
 }
 
 fn id(link: Option<FrameNumber>) -> Id {
@@ -145,43 +139,43 @@ fn link(id: Id) -> Option<FrameNumber> {
     (id != NONE).then_some(FrameNumber(id))
 }
 
-impl Residents for Entries<'_> {
+impl Residents for &Frames {
     fn uses(&self, id: Id) -> u8 {
-        self.entry(id).uses()
+        entry(self, id).uses()
     }
     fn set_uses(&mut self, id: Id, uses: u8) {
-        self.entry(id).set_uses(uses);
+        entry(self, id).set_uses(uses);
     }
     fn is_partly_used(&self, id: Id) -> bool {
         let kept_whole = Flags::HOLLOW | Flags::GRANTED;
-        self.entry(id).is_partly_used()
-            && !self.entry(id).flags().intersects(kept_whole)
+        entry(self, id).is_partly_used()
+            && !entry(self, id).flags().intersects(kept_whole)
             && !mutant::on(Mutant::PartsUnsplit)
     }
     fn pages(&self, id: Id) -> u32 {
-        self.entry(id).order().frames()
+        entry(self, id).order().frames()
     }
     fn place(&self, id: Id) -> Place {
-        Place::from_bits(self.entry(id).place())
+        Place::from_bits(entry(self, id).place())
     }
     fn set_place(&mut self, id: Id, place: Place) {
         if place == Place::Out {
             // A policy leaves old links behind; the allocator requires none.
-            self.entry(id).set_prev(None);
-            self.entry(id).set_next(None);
+            entry(self, id).set_prev(None);
+            entry(self, id).set_next(None);
         }
-        self.entry(id).set_place(place.to_bits());
+        entry(self, id).set_place(place.to_bits());
     }
     fn prev(&self, folio: Id) -> Id {
-        id(self.entry(folio).prev())
+        id(entry(self, folio).prev())
     }
     fn set_prev(&mut self, folio: Id, prev: Id) {
-        self.entry(folio).set_prev(link(prev));
+        entry(self, folio).set_prev(link(prev));
     }
     fn next(&self, folio: Id) -> Id {
-        id(self.entry(folio).next())
+        id(entry(self, folio).next())
     }
     fn set_next(&mut self, folio: Id, next: Id) {
-        self.entry(folio).set_next(link(next));
+        entry(self, folio).set_next(link(next));
     }
 }

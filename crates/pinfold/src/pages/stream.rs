@@ -134,7 +134,8 @@ impl Credit {
     }
 }
 
-type OfHandle<'a, F> = (&'a Credit, F);
+/// The credit of the cache, and what is known of pages that were read ahead.
+pub(crate) type OfHandle<'a> = (&'a Credit, &'a dyn Fn(Range<u64>, Asks) -> Unread);
 
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -235,14 +236,14 @@ impl Stream {
         page: u64,
         bytes: usize,
         file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
+        of @ (all, unread): OfHandle<'_>,
     ) -> Plan {
         let mut state = self.state.lock();
         let file_end = file_pages(file_bytes).max(page + 1);
         let wanted = page..(page + pages_of(bytes)).min(file_end);
         let is_random = state.hint == Some(Hint::Random) || self.window_max_pages == 0;
         let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
-        let found = found.or_else(|| self.run_before(&state, page, &unread));
+        let found = found.or_else(|| self.run_before(&state, page, unread));
         let (n, mut run) = state.take(found, all);
         let in_run = found.is_some() && {
             let unused = unread(run.seen..page.min(run.next), Asks::Maps).unused;
@@ -251,7 +252,7 @@ impl Stream {
         let goes_on = !is_random && (in_run || state.hint == Some(Hint::Sequential));
         let mut vain = (0, 0);
         if !in_run || is_random {
-            state.breaks_off(&run, file_end, all, &unread);
+            state.breaks_off(&run, file_end, of);
             vain = run.vain();
             let window_pages = if goes_on { run.window_pages } else { 0 };
             run = ReadRun { window_pages, limit_pages: self.window_max_pages, ..ReadRun::NONE };
@@ -279,7 +280,7 @@ impl Stream {
         run.next = plan.ahead_end;
         state.put(n, run, all);
         if vain.1 == 0 {
-            vain = state.ends_one(file_end, all, &unread);
+            vain = state.ends_one(file_end, of);
         }
         Plan { vain, ..plan }
     }
@@ -289,13 +290,13 @@ impl Stream {
         &self,
         folio: Range<u64>,
         file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
+        of @ (all, unread): OfHandle<'_>,
     ) -> Plan {
         let mut state = self.state.lock();
         let none = Plan { window_pages: 1, ..Plan::of(folio.end) };
         let file_end = file_pages(file_bytes);
         let found = state.run_at(|run| (run.seen..run.next).contains(&folio.start));
-        let found = found.or_else(|| self.run_before(&state, folio.start, &unread));
+        let found = found.or_else(|| self.run_before(&state, folio.start, unread));
         let n = match state.hint {
             Some(Hint::Random) => return none,
             Some(Hint::Sequential) => found.unwrap_or(state.last),
@@ -319,7 +320,7 @@ impl Stream {
             return none;
         }
         if !goes_on {
-            state.breaks_off(&run, file_end, all, &unread);
+            state.breaks_off(&run, file_end, of);
             vain = run.vain();
             if found.is_some() {
                 state.put(n, ReadRun::NONE, all);
@@ -347,22 +348,18 @@ impl Stream {
         let ahead_end = run.next;
         state.put(n, run, all);
         if vain.1 == 0 {
-            vain = state.ends_one(file_end, all, &unread);
+            vain = state.ends_one(file_end, of);
         }
         Plan { ahead_end, window_pages: window, mark: true, vain, ..none }
     }
 
     /// The handle goes; as in [`Plan::vain`] of each run.
-    pub(crate) fn end(
-        &self,
-        file_bytes: u64,
-        (all, unread): OfHandle<'_, impl Fn(Range<u64>, Asks) -> Unread>,
-    ) -> [(u64, u64); RUNS] {
+    pub(crate) fn end(&self, file_bytes: u64, of: OfHandle<'_>) -> [(u64, u64); RUNS] {
         let mut state = self.state.lock();
         std::array::from_fn(|n| {
-            let (_, run) = state.take(Some(n), all);
-            state.breaks_off(&run, file_pages(file_bytes), all, &unread);
-            state.put(n, ReadRun::NONE, all);
+            let (_, run) = state.take(Some(n), of.0);
+            state.breaks_off(&run, file_pages(file_bytes), of);
+            state.put(n, ReadRun::NONE, of.0);
             run.vain()
         })
     }
@@ -371,16 +368,11 @@ impl Stream {
     /// sequential reader misses next. Not if it continues a run, or the program has said how it
     /// reads.
     #[cfg(any(feature = "map", test))]
-    pub(crate) fn on_fault(
-        &self,
-        page: u64,
-        end: u64,
-        unread: impl Fn(Range<u64>, Asks) -> Unread,
-    ) -> bool {
+    pub(crate) fn on_fault(&self, page: u64, end: u64, (_, unread): OfHandle<'_>) -> bool {
         let mut state = self.state.lock();
         let goes_on = |state: &StreamState| {
             let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
-            found.or_else(|| self.run_before(state, page, &unread)).is_some()
+            found.or_else(|| self.run_before(state, page, unread)).is_some()
         };
         let around = self.window_max_pages > 0 && state.hint.is_none() && !goes_on(&state);
         if around {
@@ -402,7 +394,7 @@ impl Stream {
         &self,
         state: &StreamState,
         page: u64,
-        unread: impl Fn(Range<u64>, Asks) -> Unread,
+        unread: &dyn Fn(Range<u64>, Asks) -> Unread,
     ) -> Option<usize> {
         if state.hint == Some(Hint::Random) || mutant::on(Mutant::OthersEndRun) {
             return None;
@@ -474,19 +466,14 @@ impl StreamState {
     }
 
     /// As in [`Plan::vain`].
-    fn ends_one(
-        &mut self,
-        file_end: u64,
-        all: &Credit,
-        unread: impl Fn(Range<u64>, Asks) -> Unread,
-    ) -> (u64, u64) {
+    fn ends_one(&mut self, file_end: u64, of: OfHandle<'_>) -> (u64, u64) {
         let is_over = |run: &ReadRun| run.vain().1 > 0 && self.stands_still(run) > 0;
         let over = self.run_at(is_over).filter(|_| self.hint.is_none());
         let Some(n) = over.filter(|_| !mutant::on(Mutant::OverStays)) else { return (0, 0) };
         let last = self.last;
-        let (n, run) = self.take(Some(n), all);
-        self.breaks_off(&run, file_end, all, unread);
-        self.put(n, ReadRun::NONE, all);
+        let (n, run) = self.take(Some(n), of.0);
+        self.breaks_off(&run, file_end, of);
+        self.put(n, ReadRun::NONE, of.0);
         self.last = last;
         run.vain()
     }
@@ -545,13 +532,7 @@ impl StreamState {
     }
 
     /// The run ends. At the end of the file no mark says that pages were used: some may be gone.
-    fn breaks_off(
-        &mut self,
-        run: &ReadRun,
-        file_end: u64,
-        all: &Credit,
-        unread: impl Fn(Range<u64>, Asks) -> Unread,
-    ) {
+    fn breaks_off(&mut self, run: &ReadRun, file_end: u64, (all, unread): OfHandle<'_>) {
         if run.seen < run.next && !mutant::on(Mutant::VainIsFree) {
             let Unread { unused, absent } = unread(run.seen..run.next, Asks::Maps);
             self.pays(unused + if run.next < file_end { absent } else { 0 }, all);

@@ -3,6 +3,8 @@
 //! `parking_lot` does, can leave a child of fork(2) a table that is locked for ever.
 
 use std::sync::PoisonError;
+#[cfg(all(feature = "testing", feature = "map", not(any(loom, shuttle))))]
+use std::sync::TryLockError;
 use std::time::Duration;
 
 pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -20,6 +22,8 @@ impl<T> Mutex<T> {
     }
 }
 
+/// Who comes to read while a writer waits is behind it, on Linux: so a writer waits only for those
+/// who read already.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(std::sync::RwLock<T>);
 
@@ -34,6 +38,25 @@ impl<T> RwLock<T> {
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(all(feature = "testing", feature = "map", not(any(loom, shuttle))))]
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        at_once(self.0.try_read())
+    }
+
+    #[cfg(all(feature = "testing", feature = "map", not(any(loom, shuttle))))]
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        at_once(self.0.try_write())
+    }
+}
+
+#[cfg(all(feature = "testing", feature = "map", not(any(loom, shuttle))))]
+fn at_once<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

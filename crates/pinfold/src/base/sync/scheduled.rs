@@ -242,23 +242,25 @@ impl pinfold_refcount::atomic::AtomicWord<u64> for AtomicU64 {
     }
 }
 
-pub(super) type RawMutex<T> = shuttle::sync::Mutex<T>;
-pub(super) type RawCondvar = shuttle::sync::Condvar;
+type RawMutex<T> = shuttle::sync::Mutex<T>;
 
 /// A locked mutex.
 #[derive(Debug)]
-pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
+pub(crate) struct MutexGuard<'a, T> {
+    mutex: &'a RawMutex<T>,
+    locked: Option<shuttle::sync::MutexGuard<'a, T>>,
+}
 
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("locked")
+        self.locked.as_ref().expect("locked")
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().expect("locked")
+        self.locked.as_mut().expect("locked")
     }
 }
 
@@ -272,25 +274,41 @@ impl<T> Drop for MutexGuard<'_, T> {
 pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
     empty_own_buffer();
     // Not poisoned: as the shipped ones.
-    MutexGuard(Some(mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)))
+    let locked = mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    MutexGuard { mutex, locked: Some(locked) }
 }
 
-pub(super) fn wait<'a, T>(on: &RawCondvar, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    empty_own_buffer();
-    let locked = guard.0.take().expect("locked");
-    MutexGuard(Some(on.wait(locked).unwrap_or_else(std::sync::PoisonError::into_inner)))
-}
+#[derive(Debug)]
+pub(super) struct Condvar(shuttle::sync::Condvar);
 
-/// Ends after others had their turn, notified or not: time passes as it likes.
-pub(super) fn wait_timeout<'a, T>(
-    _: &RawCondvar,
-    mutex: &'a RawMutex<T>,
-    guard: MutexGuard<'a, T>,
-    _: Duration,
-) -> MutexGuard<'a, T> {
-    drop(guard);
-    shuttle::thread::yield_now();
-    lock(mutex)
+impl Condvar {
+    pub(super) fn new() -> Self {
+        Condvar(shuttle::sync::Condvar::new())
+    }
+
+    pub(super) fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        empty_own_buffer();
+        let locked = guard.locked.take().expect("locked");
+        let locked = self.0.wait(locked).unwrap_or_else(std::sync::PoisonError::into_inner);
+        MutexGuard { mutex: guard.mutex, locked: Some(locked) }
+    }
+
+    /// Ends after others had their turn, notified or not: time passes as it likes.
+    #[allow(clippy::unused_self, reason = "as the real one")]
+    pub(super) fn wait_timeout<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        _: Duration,
+    ) -> MutexGuard<'a, T> {
+        let mutex = guard.mutex;
+        drop(guard);
+        shuttle::thread::yield_now();
+        lock(mutex)
+    }
+
+    pub(super) fn notify_all(&self) {
+        self.0.notify_all();
+    }
 }
 
 /// Threads, whose stores all have seen when they end.

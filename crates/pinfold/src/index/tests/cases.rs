@@ -54,12 +54,12 @@ fn a_change_that_lacks_nodes_changes_nothing() {
     assert_eq!(writer.insert(1 << 12, 0, FrameNumber(1)), Err(none.into()));
     assert_eq!(none.to_string(), "the index needs 4 more nodes and the pool has 0");
     let none = NoNodes { wanted: 9, free: 0 };
-    assert_eq!(writer.split(3, 0, FrameNumber), Err(none));
+    assert_eq!(writer.split(3, 0), Err(none));
     assert_eq!(index.lookup(3), Some(FrameNumber(512)));
     drop(writer);
     arena.refill(9).unwrap();
     let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.split(3, 0, |i| FrameNumber(512 + i)).unwrap();
+    writer.split(3, 0).unwrap();
     assert_eq!(index.lookup(3), Some(FrameNumber(515)));
     assert_eq!(writer.nodes(), 9);
     // Two slabs of 14 nodes are all there is.

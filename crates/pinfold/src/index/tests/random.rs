@@ -32,7 +32,7 @@ impl Model {
     }
 
     fn fresh(&mut self) -> FrameNumber {
-        self.next_frame += 1;
+        self.next_frame += 512;
         FrameNumber(self.next_frame)
     }
 
@@ -177,14 +177,11 @@ fn split<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, page
     let Some(folio) = model.folio(page).filter(|folio| folio.order > 0) else { return };
     let new_order = folio.order.saturating_sub(down);
     let (_, marks) = model.folios.remove(&folio.page).unwrap();
-    // The first piece keeps its head, as a real split does.
-    let base = model.next_frame + 1;
-    model.next_frame += 512;
-    let head = |i| if i == 0 { folio.frame } else { FrameNumber(base + i) };
-    writer.split(page, new_order, head).unwrap();
+    writer.split(page, new_order).unwrap();
     for i in 0..1_u32 << (folio.order - new_order) {
         let page = folio.page + (u64::from(i) << new_order);
-        let piece = FolioAt { page, order: new_order, frame: head(i) };
+        let frame = folio.frame.after(i << new_order);
+        let piece = FolioAt { page, order: new_order, frame };
         model.folios.insert(page, (piece, marks));
     }
 }

@@ -173,11 +173,11 @@ fn split_in_steps(
         for piece in (SPLIT..SPLIT + 512).step_by(1 << order) {
             let folio = writer.folio(piece).expect("resident");
             world.unname(folio.frame);
-            let head = |i: u32| FrameNumber(folio.frame.0 + (i << new_order));
-            writer.split(piece, new_order, head).unwrap();
+            writer.split(piece, new_order).unwrap();
             for i in 0..1_u32 << (order - new_order) {
                 let page = piece + (u64::from(i) << new_order);
-                world.name(file, FolioAt { page, order: new_order, frame: head(i) });
+                let frame = folio.frame.after(i << new_order);
+                world.name(file, FolioAt { page, order: new_order, frame });
             }
         }
         order = new_order;

@@ -306,7 +306,7 @@ fn evict_beside_a_run() -> (u64, u64) {
     assert_eq!(run.pages, 0..30);
     handle.core.let_go_of_recent(|_| true);
     for _ in 0..8 {
-        reclaim::evict(&handle.core, 4096, 100_000);
+        reclaim::evict(&handle.core, 4096);
     }
     let left = mirror_pages(&clients);
     drop(run);

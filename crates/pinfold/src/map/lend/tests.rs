@@ -195,7 +195,7 @@ fn evict_all() -> u64 {
     file.handle().core.let_go_of_recent(|_| true);
     // Each sweep ends the uses of a folio by one.
     for _ in 0..8 {
-        reclaim::evict(&file.handle().core, 4096, 100_000);
+        reclaim::evict(&file.handle().core, 4096);
     }
     mirrored_bytes(&file)
 }

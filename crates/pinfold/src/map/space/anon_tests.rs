@@ -359,7 +359,7 @@ fn others_leave_beside_what_cannot(mutant: Option<Mutant>) -> bool {
     (0..MIB / PAGE).for_each(|page| store(&other, page * PAGE, 8));
     assert_eq!(stuck.page_out(0..2 * MIB).unwrap(), 0);
     let core = cache.core();
-    mutant::with(mutant, || crate::pages::reclaim::evict(core, 16, 10_000));
+    mutant::with(mutant, || crate::pages::reclaim::evict(core, 16));
     while !core.mapped.to_write.is_idle() {
         std::thread::yield_now();
     }

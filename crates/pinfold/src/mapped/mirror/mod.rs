@@ -290,7 +290,7 @@ impl Mirror {
             && let left = nap.saturating_sub(since.elapsed())
             && !left.is_zero()
         {
-            owned = self.freed[it.bed()].wait_timeout(&self.owned, owned, left);
+            owned = self.freed[it.bed()].wait_timeout(owned, left);
             if cfg!(any(loom, shuttle)) {
                 return;
             }

@@ -27,7 +27,7 @@ fn admitted() {
     };
     let read = |fixture: &Fixture| {
         fixture.read_any().expect("the source does not fail");
-        reclaim::evict(&fixture.core, 4, 8);
+        reclaim::evict(&fixture.core, 4);
     };
     race(&fixture, &[get, get, read]);
     assert_eq!(fixture.files[0].mapping.len_bytes(), 8 * PAGE);

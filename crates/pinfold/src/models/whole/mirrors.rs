@@ -199,7 +199,7 @@ fn hold_any(maps: &Maps) {
 fn evict(maps: &Maps) {
     // What is kept for accesses, too.
     maps.fixture.core.let_go_of_recent(|_| true);
-    reclaim::evict(&maps.fixture.core, 2, 16);
+    reclaim::evict(&maps.fixture.core, 2);
 }
 
 /// As a pin does.

@@ -403,7 +403,7 @@ impl Fixture {
     }
 
     fn evict(&self) {
-        reclaim::evict(&self.core, 1, 8);
+        reclaim::evict(&self.core, 1);
     }
 
     /// All threads have ended: everything can be dropped, and then all is free except the index's

@@ -15,7 +15,7 @@ fn read_some(fixture: &Fixture) {
 }
 
 fn evict_some(fixture: &Fixture) {
-    reclaim::evict(&fixture.core, 3, 64);
+    reclaim::evict(&fixture.core, 3);
 }
 
 /// Two threads evict from both files at once, in batches of three: one batch starts with the first

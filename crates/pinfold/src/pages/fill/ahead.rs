@@ -12,7 +12,7 @@ use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::reclaim;
 use crate::pages::residency::Candidate;
-use crate::pages::stream::{Plan, Unread};
+use crate::pages::stream::{OfHandle, Plan, Unread};
 use crate::source::Request;
 
 /// Until they are submitted, their memory is idle.
@@ -30,7 +30,8 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     }
     let pages = held.frame().identity().pages();
     let end = pages.end;
-    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.credit_and_unread());
+    let of: OfHandle<'_> = (&reader.core.credit, &|pages, asks| reader.unread(pages, asks));
+    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), of);
     evict_vain(reader, plan.vain);
     start_ahead(reader, end, plan);
 }
@@ -38,21 +39,23 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
 /// At a miss of `page`, by a reader that wants `bytes` bytes from there on, and the pages `wanted`,
 /// in order, which are there.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> Plan {
-    let (all, unread) = reader.credit_and_unread();
     let unread = |pages: Range<u64>, asks| {
         let [from, to] = [pages.start, pages.end].map(|end| wanted.partition_point(|it| *it < end));
         let runs = wanted[from..to].chunk_by(|page, next| page + 1 == *next);
-        let used: u64 = runs.map(|run| unread(run[0]..run[run.len() - 1] + 1, asks).unused).sum();
-        let it = unread(pages, asks);
+        let used: u64 =
+            runs.map(|run| reader.unread(run[0]..run[run.len() - 1] + 1, asks).unused).sum();
+        let it = reader.unread(pages, asks);
         Unread { unused: it.unused.saturating_sub(used), ..it }
     };
-    let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), (all, unread));
+    let of: OfHandle<'_> = (&reader.core.credit, &unread);
+    let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), of);
     evict_vain(reader, plan.vain);
     plan
 }
 
 pub(crate) fn end_ahead(reader: &Handle) {
-    for vain in reader.stream.end(reader.mapping.len_bytes(), reader.credit_and_unread()) {
+    let of: OfHandle<'_> = (&reader.core.credit, &|pages, asks| reader.unread(pages, asks));
+    for vain in reader.stream.end(reader.mapping.len_bytes(), of) {
         evict_vain(reader, vain);
     }
 }

@@ -136,12 +136,7 @@ impl FillBatch {
         Cause::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
     }
 
-    /// A waker may want another of the folios.
-    fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
-        wait::together(|| self.land_each(read, keep_first));
-    }
-
-    fn land_each(&mut self, read: io::Result<usize>, keep_first: bool) {
+    fn land_all(&mut self, read: io::Result<usize>, mut keep_first: bool) {
         let offset = self.offset();
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
         let read = read.map_err(Arc::new);
@@ -152,29 +147,31 @@ impl FillBatch {
             let pages = self.folios[0].page..self.end().expect("it has folios");
             failed.remember(pages, self.read_error(offset, asked_bytes, cause));
         }
-        let mut keep = keep_first;
-        // If landing panics, the drop lands the rest.
-        while let Some(filling) = self.folios.pop_front() {
-            let at = (filling.page << PAGE_SHIFT) - offset;
-            let path = || self.mapping.path.clone();
-            let checked: Result<()> = match &read {
-                Ok(got) => {
-                    let asked = filling.order.bytes() as u64;
-                    let got = (*got as u64).saturating_sub(at).min(asked);
-                    Truncated::check(offset + at, asked, got, self.mapping.len_bytes())
-                        .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
+        // Together: a waker may want another of the folios. If landing panics, the drop lands the
+        // rest.
+        wait::together(|| {
+            while let Some(filling) = self.folios.pop_front() {
+                let at = (filling.page << PAGE_SHIFT) - offset;
+                let path = || self.mapping.path.clone();
+                let checked: Result<()> = match &read {
+                    Ok(got) => {
+                        let asked = filling.order.bytes() as u64;
+                        let got = (*got as u64).saturating_sub(at).min(asked);
+                        Truncated::check(offset + at, asked, got, self.mapping.len_bytes())
+                            .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
+                    }
+                    Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
+                };
+                // Steps 4 and 5.
+                let tell = failed.as_deref().filter(|_| read.is_ok());
+                land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused), tell);
+                if refused {
+                    self.core.give_back(filling.head);
+                } else if !std::mem::take(&mut keep_first) {
+                    self.core.put(filling.head);
                 }
-                Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
-            };
-            // Steps 4 and 5.
-            let tell = failed.as_deref().filter(|_| read.is_ok());
-            land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused), tell);
-            if refused {
-                self.core.give_back(filling.head);
-            } else if !std::mem::take(&mut keep) {
-                self.core.put(filling.head);
             }
-        }
+        });
     }
 }
 
@@ -236,10 +233,7 @@ fn land(
             if wanted_by != For::Nobody && !unshared && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
-            let removed = changing.writer(&core.nodes).remove(filling.page);
-            assert_eq!(removed.map(|folio| folio.frame), Some(filling.head), "filled, not found");
-            changing.folio_removed();
-            frame.forget_identity();
+            core.remove(&mut changing, filling.page, filling.head);
         }
         _ => {}
     }

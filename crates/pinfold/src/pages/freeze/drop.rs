@@ -39,7 +39,7 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
         return 0;
     }
     let which = if mutant::on(Mutant::LoseDirty) { Which::All } else { Which::Clean };
-    drop_range(core, mapping, pages, which, None).0
+    drop_range(core, mapping, pages, which, None).bytes
 }
 
 /// Of folios that are being filled; their fills go on.
@@ -49,7 +49,7 @@ pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
 
 /// Dirty ones included: their changes are lost.
 pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
-    drop_range(core, mapping, pages, Which::All, None).0
+    drop_range(core, mapping, pages, Which::All, None).bytes
 }
 
 /// Folios that have left their file, of which nobody has let go yet.
@@ -97,7 +97,7 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
         discard(core, mapping, pages);
     } else if len_bytes != old_bytes {
         let set_len = || mapping.set_len_bytes(len_bytes);
-        return drop_range(core, mapping, pages, Which::All, Some(&set_len)).1;
+        return drop_range(core, mapping, pages, Which::All, Some(&set_len));
     }
     Gone::default()
 }
@@ -105,8 +105,7 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
 /// Because folios became hollow meanwhile.
 const CLEARS_MAX: u32 = 16;
 
-/// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
-/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, nor any
+/// Drops the folios that have a page of `pages`. With `when_empty`, repeats for folios inserted meanwhile, and calls it under the mutex when there are none, nor any
 /// left outside; drops nothing more once the file has a dirty folio, and leaves step 5 to the
 /// caller.
 fn drop_range(
@@ -115,7 +114,7 @@ fn drop_range(
     pages: Range<u64>,
     which: Which,
     when_empty: Option<&dyn Fn()>,
-) -> (u64, Gone) {
+) -> Gone {
     let mut dropped = 0;
     let mut later = Gone::default();
     let mut from = pages.start;
@@ -192,7 +191,7 @@ fn drop_range(
         core.pressure.progress();
     }
     later.bytes = dropped;
-    (dropped, later)
+    later
 }
 
 /// Of a file that is outside, whose pages are not in memory any more. The caller lets go of what is
@@ -227,8 +226,5 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
         core.left_in_use(changing.mapping(), head, pages);
     }
     core.residency.remove(&core.frames, head);
-    let removed = changing.writer(&core.nodes).remove(page);
-    assert_eq!(removed.map(|folio| folio.frame), Some(head), "dropped another folio");
-    changing.folio_removed();
-    frame.forget_identity();
+    core.remove(changing, page, head);
 }

@@ -113,7 +113,7 @@ mod tests {
         file.read_at(&mut [0], 1024 * PAGE).unwrap();
         let known = || {
             let is_partly_used = core.hold(mapping, 5).unwrap().frame().is_partly_used();
-            (is_partly_used, file.handle().credit_and_unread().1(1024..1072, Asks::Maps).unused)
+            (is_partly_used, file.handle().unread(1024..1072, Asks::Maps).unused)
         };
         let before = known();
         assert!(before.0 && before.1 > 40, "{before:?}");

@@ -14,7 +14,7 @@ use super::users::{InUse, freeze_alone};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Woken;
-use crate::frames::{Flags, FrameNumber, Identity, Order};
+use crate::frames::{Flags, Identity, Order};
 use crate::index::{FolioAt, NoNodes};
 use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
@@ -39,10 +39,35 @@ pub(crate) fn split(
         return Ok(Err(why));
     }
     let pieces = 1 << (folio.order - u32::from(order.get()));
-    let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
-    hand_out_pieces(core, mapping, folio, order, pieces);
-    let split = writer.split(folio.page, u32::from(order.get()), piece);
-    split.expect("the nodes were reserved");
+    let piece = |n: u32| folio.frame.after(n * order.frames());
+
+    // Steps 3 and 4.
+    let (file_bytes, hollow) = (head.file_bytes(), head.flags() & Flags::HOLLOW);
+    // `None`: nobody has read the piece.
+    let uses = |n: u32| {
+        let pages = n * order.frames()..(n + 1) * order.frames();
+        let is_read = head.unread_pages(pages) < order.frames();
+        is_read.then(|| if head.is_piece_used(n, order) { head.uses() } else { 0 })
+    };
+    let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
+    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
+    core.residency.split(&core.frames, folio.frame, 1 << folio.order, &rest, || {
+        for (n, uses) in (0..).zip(uses) {
+            let frame = core.frames.frame(piece(n));
+            let index = folio.page + u64::from(n * order.frames());
+            frame.hand_out(order);
+            frame.set_flags(hollow);
+            match uses {
+                Some(uses) => frame.set_uses(uses),
+                None => frame.set_fresh(),
+            }
+            frame.set_identity(Identity { mapping, index, order });
+            let before = n as usize * order.bytes();
+            frame.set_file_bytes(file_bytes.saturating_sub(before).min(order.bytes()));
+        }
+    });
+
+    writer.split(folio.page, u32::from(order.get())).expect("the nodes were reserved");
     drop(writer);
     changing.folios_added(u64::from(pieces - 1));
     let mut woken = Woken::default();
@@ -55,35 +80,4 @@ pub(crate) fn split(
     }
     core.counters.count(Event::Split);
     Ok(Ok(woken))
-}
-
-/// Steps 3 and 4.
-fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
-    let frame = core.frames.frame(folio.frame);
-    let (file_bytes, hollow) = (frame.file_bytes(), frame.flags() & Flags::HOLLOW);
-    // `None`: nobody has read the piece.
-    let uses = |n: u32| {
-        let pages = n * order.frames()..(n + 1) * order.frames();
-        let is_read = frame.unread_pages(pages) < order.frames();
-        is_read.then(|| if frame.is_piece_used(n, order) { frame.uses() } else { 0 })
-    };
-    let uses: Vec<Option<u8>> = (0..pieces).map(uses).collect();
-    let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
-    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
-    core.residency.split(&core.frames, folio.frame, 1 << folio.order, &rest, || {
-        for n in 0..pieces {
-            let frame = core.frames.frame(piece(n));
-            let index = folio.page + u64::from(n * order.frames());
-            frame.hand_out(order);
-            frame.set_flags(hollow);
-            match uses[n as usize] {
-                Some(uses) => frame.set_uses(uses),
-                None => frame.set_fresh(),
-            }
-            frame.set_identity(Identity { mapping, index, order });
-            frame.set_file_bytes(
-                file_bytes.saturating_sub(n as usize * order.bytes()).min(order.bytes()),
-            );
-        }
-    });
 }

@@ -79,7 +79,7 @@ impl Listener {
     pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
         let mut asked = self.asked.lock();
         if *asked == DaemonRequest::Sleep {
-            asked = self.wake.wait_timeout(&self.asked, asked, nap);
+            asked = self.wake.wait_timeout(asked, nap);
         }
         (*asked != DaemonRequest::Sleep).then(|| heard(&mut asked))
     }

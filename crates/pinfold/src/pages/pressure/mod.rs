@@ -78,7 +78,10 @@ impl Pressure {
             order_max: Order::new(order as u8).expect("at most the largest"),
             direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
             bell: Bell::new(),
-            progress: Arc::default(),
+            progress: Arc::new(Progress {
+                queue: Mutex::new(Queue::default()),
+                wake: Condvar::new(),
+            }),
             round: AtomicU32::new(0),
             shares: Shares::new(frames),
             unmovable_hand: AtomicU32::new(0),
@@ -266,15 +269,9 @@ impl Pressure {
             drop(if mutant::on(Mutant::SleepUntilWoken) {
                 self.progress.wake.wait(queue)
             } else {
-                self.progress.wake.wait_timeout(&self.progress.queue, queue, nap)
+                self.progress.wake.wait_timeout(queue, nap)
             });
         }
-    }
-}
-
-impl Default for Progress {
-    fn default() -> Self {
-        Progress { queue: Mutex::new(Queue::default()), wake: Condvar::new() }
     }
 }
 

@@ -117,19 +117,16 @@ impl Seats {
     }
 }
 
+/// Which of the folios that were looked for, by their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Announced([u64; LOOK_MAX / 64]);
+pub(crate) struct Announced([bool; LOOK_MAX]);
 
 impl Announced {
-    const NONE: Self = Announced([0; LOOK_MAX / 64]);
-    const ALL: Self = Announced([u64::MAX; LOOK_MAX / 64]);
+    const NONE: Self = Announced([false; LOOK_MAX]);
+    const ALL: Self = Announced([true; LOOK_MAX]);
 
-    pub(crate) fn has(self, n: usize) -> bool {
-        self.0[n / 64] >> (n % 64) & 1 == 1
-    }
-
-    fn add(&mut self, n: usize) {
-        self.0[n / 64] |= 1 << (n % 64);
+    pub(crate) fn has(&self, n: usize) -> bool {
+        self.0[n]
     }
 }
 
@@ -293,7 +290,7 @@ impl Readers {
             if head != 0
                 && let Some(n) = heads.iter().position(|wanted| wanted.0 == head)
             {
-                found.add(n);
+                found.0[n] = true;
             }
         }
         found

@@ -111,18 +111,29 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
     let blocks = (0..Order::MAX.frames()).step_by(order.frames() as usize);
     let mut blocks: Vec<_> = blocks.map(|at| (free_of(at), at)).filter(|best| best.0 > 0).collect();
     blocks.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
-    blocks.into_iter().take(BLOCKS_MAX).find(|&(_, at)| {
-        let (mut at, end) = (at, at + order.frames());
-        while at < end {
-            if free.contains(at) {
-                at += 1;
-                continue;
-            }
-            let Some(order) = core.frames.frame(run.after(at)).can_move() else { return false };
-            at += order.frames();
+    let may_be_emptied = |at| movable(core, run.after(at), order, &free).is_some();
+    blocks.into_iter().take(BLOCKS_MAX).find(|&(_, at)| may_be_emptied(at))
+}
+
+/// The folios of the block of `order` at `head`. `None`: not all seem to be movable.
+pub(super) fn movable(
+    core: &Core,
+    head: FrameNumber,
+    order: Order,
+    free: &RunMap,
+) -> Option<Vec<FrameNumber>> {
+    let mut folios = Vec::new();
+    let (mut at, end) = (head, head.after(order.frames()));
+    // Ends: each turn advances by at least a frame.
+    while at < end {
+        if free.contains(at.0 % Order::MAX.frames()) {
+            at = at.after(1);
+        } else {
+            folios.push(at);
+            at = at.after(core.frames.frame(at).can_move()?.frames());
         }
-        true
-    })
+    }
+    Some(folios)
 }
 
 /// Holds what is free of `run`, and moves the folios of a block of it elsewhere, as far as that can
@@ -186,10 +197,9 @@ pub(crate) fn empty_some(
         moved.push(true);
     }
     drop(frozen);
-    for (n, place) in places.into_iter().enumerate() {
-        if moved[n] {
-            let Candidate { head, identity } = batch.folios[n];
-            core.frames.free(head, identity.order);
+    for ((place, is_moved), old) in places.into_iter().zip(moved).zip(&batch.folios) {
+        if is_moved {
+            core.frames.free(old.head, old.identity.order);
         } else {
             // Wakes nobody: the caller may hold a mutex.
             core.give_back(place);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::compact::make_block;
-use super::evict::{EFFORT_MAX, evict, evict_at_once};
+use super::evict::{evict, evict_at_once};
 use super::unmovable::alloc_unmovable_now;
 use super::{Patience, Shortage, kept_pages_max, shortage};
 use crate::base::mutant::{self, Mutant};
@@ -90,7 +90,7 @@ pub(crate) fn allocate_copy(
             }
             let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
             let evict = if needed { evict } else { evict_at_once };
-            let some = evict(core, wanted, EFFORT_MAX).evicted;
+            let some = evict(core, wanted).evicted;
             evicted = evicted.saturating_add(some);
             if some > 0 {
                 continue;

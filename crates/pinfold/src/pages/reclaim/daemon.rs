@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::evict::{EFFORT_MAX, evict};
+use super::evict::evict;
 use super::{NAP_MAX, NAP_MIN};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::thread;
@@ -88,7 +88,7 @@ fn evict_to_high(core: &Core) {
         // First what nobody uses.
         let taken =
             !mutant::on(Mutant::EvictsFirst) && core.take_run_back(core.pressure.high_frames);
-        if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
+        if !taken && evict(core, wanted.min(BATCH_PAGES)).evicted == 0 {
             break;
         }
     }

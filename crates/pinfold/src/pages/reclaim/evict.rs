@@ -9,6 +9,7 @@ use pinfold_policy::{Answer, Sweep, SweepCounts};
 
 use crate::base::counters::Event;
 use crate::base::heap;
+use crate::base::sizes::SWEEP_EFFORT_MAX;
 use crate::frames::{Frame, FrameNumber, Mobility, Order};
 use crate::index::FolioAt;
 use crate::mapped::{Leaving, PieceTurns};
@@ -16,8 +17,6 @@ use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, Frozen, InUse, To};
 use crate::pages::outside::{Outside, WriteWhen};
 use crate::pages::residency::Candidate;
-
-pub(crate) const EFFORT_MAX: u32 = crate::base::sizes::SWEEP_EFFORT_MAX;
 
 /// Evicted under one hold of their files' mutexes, for which the fills of these files wait.
 pub(crate) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::MAX } else { 64 };
@@ -29,18 +28,18 @@ pub(super) const EVICTORS_MAX: u32 = 8;
 /// Evicts in batches until `pages` are evicted, or are on their way out, or the effort is spent.
 /// Nothing while as many threads evict as may: their progress is to be waited for. Waits for no
 /// write.
-pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
+pub(crate) fn evict(core: &Core, pages: u32) -> SweepCounts {
     let turn = core.pressure.evictors.hold(1, EVICTORS_MAX);
     if turn.is_none() {
         freeze::collect(core);
-        return Sweep::new(effort_max).counts();
+        return SweepCounts::default();
     }
-    evict_at_once(core, pages, effort_max)
+    evict_at_once(core, pages)
 }
 
 /// However many threads evict.
-pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
-    let mut sweep = Sweep::new(effort_max);
+pub(crate) fn evict_at_once(core: &Core, pages: u32) -> SweepCounts {
+    let mut sweep = Sweep::new(SWEEP_EFFORT_MAX);
     if !heap::has_room() {
         return sweep.counts(); // who waits for memory has an error to return
     }
@@ -246,11 +245,7 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
             Ok(Frozen { folio, changing, .. }) => {
                 let ghosts_of = changing.mapping().ghosts_of;
                 core.residency.evicted(&core.frames, sweep, folio.head, ghosts_of);
-                let removed = changing.writer(&core.nodes).remove(folio.identity.index);
-                let removed = removed.map(|gone| gone.frame);
-                assert_eq!(removed, Some(folio.head), "evicted another folio");
-                changing.folio_removed();
-                core.frames.frame(folio.head).forget_identity();
+                core.remove(changing, folio.identity.index, folio.head);
                 evicted.push(folio);
             }
             Err(why) => stayed.push((folio, why)),

@@ -51,7 +51,7 @@ use crate::pages::pressure::Refused;
 use crate::source;
 use census::Census;
 #[cfg(not(all(feature = "map", not(loom))))]
-use evict::{EFFORT_MAX, evict_at_once};
+use evict::evict_at_once;
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use by_range::{migrate_range, split_range};
@@ -65,7 +65,7 @@ pub(crate) use compact::{empty_some, hollow_out};
 #[cfg(not(loom))]
 pub(crate) use copies::{Copied, allocate_copy};
 #[cfg(all(feature = "map", not(loom)))]
-pub(crate) use evict::{EFFORT_MAX, FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
+pub(crate) use evict::{FOLIOS_AT_ONCE, evict_at_once, evict_handed_over};
 pub(crate) use evict::{evict, evict_these};
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) use runs::{RunContent, RunRank, best_runs};
@@ -128,7 +128,7 @@ pub(crate) fn allocate(
     core.counters.count(Event::DirectReclaim);
     core.take_run_back(core.pressure.high_frames);
     let evict_first = if needed { evict } else { evict_at_once };
-    evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
+    evict_first(core, wish.frames().max(core.pressure.direct_pages));
     let mut patience = Patience::new(core);
     // Ends: when memory comes, or patience is at an end.
     loop {
@@ -153,7 +153,7 @@ pub(crate) fn allocate(
 pub(crate) fn evict_again(core: &Core, pages: u32, patience: &Patience) -> SweepCounts {
     let goes_by_itself = patience.wears_thin(core) && !mutant::on(Mutant::EvictorsAwaited);
     let evict = if goes_by_itself { evict_at_once } else { evict };
-    evict(core, pages, EFFORT_MAX)
+    evict(core, pages)
 }
 
 /// In a thread whose file has enough on its way.
@@ -190,7 +190,7 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
         if got.is_some() {
             return got;
         }
-        evict(core, order.frames(), EFFORT_MAX);
+        evict(core, order.frames());
         let got = core.frames.alloc(order);
         if got.is_some() {
             return got;

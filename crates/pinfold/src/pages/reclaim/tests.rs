@@ -398,7 +398,7 @@ fn while_enough_threads_evict_no_other_does() {
     file.read_at(&mut [0], 0).unwrap();
     let core = cache.core();
     // Each sweep ends the uses of a folio by one.
-    let evict = || (0..8).any(|_| super::evict(core, 1, 100_000).evicted > 0);
+    let evict = || (0..8).any(|_| super::evict(core, 1).evicted > 0);
     let enter = || core.pressure.evictors.hold(1, EVICTORS_MAX);
     let mut all: Vec<_> = (0..EVICTORS_MAX).map(|_| enter().unwrap()).collect();
     assert!(enter().is_none() && !evict());

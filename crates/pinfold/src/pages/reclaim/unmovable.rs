@@ -13,12 +13,12 @@
 use std::ops::Range;
 
 use crate::base::sync::Ordering;
-use crate::frames::{FrameNumber, Mobility, Order, RunMap};
+use crate::frames::{FrameNumber, Mobility, Order};
 use crate::pages::core::Core;
 use crate::pages::residency::Candidate;
 
 use super::compact;
-use super::evict::{EFFORT_MAX, evict, evict_these};
+use super::evict::{evict, evict_these};
 
 /// By one search for a block to empty: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
@@ -30,7 +30,7 @@ pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> 
     if got.is_some() {
         return got;
     }
-    evict(core, order.frames().max(core.pressure.direct_pages), EFFORT_MAX);
+    evict(core, order.frames().max(core.pressure.direct_pages));
     alloc_unmovable_now(core, order)
 }
 
@@ -96,7 +96,10 @@ fn make_room(core: &Core, order: Order) -> bool {
         let mut head = FrameNumber(first.next_multiple_of(order.frames()));
         // Ends: each turn advances by a block of `order`.
         while head.0 + order.frames() <= frames.end {
-            let emptied = move_all_out(core, head, order, &free);
+            let folios = compact::movable(core, head, order, &free).unwrap_or_default();
+            // After a failure, some may have been moved.
+            let emptied = !folios.is_empty()
+                && folios.into_iter().all(|folio| compact::move_out(core, folio));
             head = head.after(order.frames());
             left = left.saturating_sub(order.frames());
             if emptied || left == 0 {
@@ -106,24 +109,4 @@ fn make_room(core: &Core, order: Order) -> bool {
         }
     }
     false
-}
-
-/// Of the block of `order` at `head`, if each folio seems to be movable. Whether there were any and
-/// all were moved; after a failure some may have been.
-fn move_all_out(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> bool {
-    let end = head.0 + order.frames();
-    let mut folios = Vec::new();
-    let mut at = head;
-    // Ends: each turn advances by at least a frame.
-    while at.0 < end {
-        if free.contains(at.0 % Order::MAX.frames()) {
-            at = at.after(1);
-        } else if let Some(order) = core.frames.frame(at).can_move() {
-            folios.push(at);
-            at = at.after(order.frames());
-        } else {
-            return false;
-        }
-    }
-    !folios.is_empty() && folios.into_iter().all(|folio| compact::move_out(core, folio))
 }

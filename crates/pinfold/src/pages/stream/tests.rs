@@ -17,7 +17,7 @@ impl Subject {
 
     /// A miss, where everything that was read ahead was used so far.
     fn miss(&self, page: u64, bytes: usize) -> Plan {
-        let plan = self.0.on_miss(page, bytes, FILE, (&self.1, self.all_used()));
+        let plan = self.0.on_miss(page, bytes, FILE, (&self.1, &self.all_used()));
         self.2.borrow_mut().extend(page..plan.ahead_end);
         plan
     }
@@ -33,11 +33,11 @@ impl Subject {
     fn miss_in_vain(&self, page: u64) -> Plan {
         let unused =
             |pages: Range<u64>, _: Asks| Unread { unused: pages.end - pages.start, absent: 0 };
-        self.0.on_miss(page, 4096, FILE, (&self.1, unused))
+        self.0.on_miss(page, 4096, FILE, (&self.1, &unused))
     }
 
     fn mark(&self, page: u64) -> Plan {
-        let plan = self.0.on_mark(page..page + 1, FILE, (&self.1, self.all_used()));
+        let plan = self.0.on_mark(page..page + 1, FILE, (&self.1, &self.all_used()));
         self.2.borrow_mut().extend(page..plan.ahead_end);
         plan
     }
@@ -59,7 +59,7 @@ impl Subject {
             let is_unused = |it: &u64| !(page..at).contains(it);
             Unread { unused: pages.filter(is_unused).count() as u64, absent: 0 }
         };
-        self.0.on_miss(at, 4096, FILE, (&self.1, unread))
+        self.0.on_miss(at, 4096, FILE, (&self.1, &unread))
     }
 }
 
@@ -91,9 +91,9 @@ fn nothing_is_read_beyond_the_end() {
     let stream = Stream::new(2 << 20);
     stream.advise(Hint::Sequential);
     let (all, all_used) = (Credit::new(), |_, _| Unread::default());
-    let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&all, all_used));
+    let plan = stream.on_miss(2, 4096, 5 * 4096 + 1, (&all, &all_used));
     assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
-    assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&all, all_used)).ahead_end, 6);
+    assert_eq!(stream.on_mark(5..6, 5 * 4096 + 1, (&all, &all_used)).ahead_end, 6);
 }
 
 /// A random reader that meets another handle's mark must not read ahead.
@@ -148,7 +148,7 @@ fn windows_of_strides() -> u32 {
         let unused = pages.filter(|page| page % 16 >= 4).count() as u64;
         Unread { unused, absent: 0 }
     };
-    stream.0.on_mark(17..18, FILE, (&stream.1, unread)).window_pages
+    stream.0.on_mark(17..18, FILE, (&stream.1, &unread)).window_pages
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn windows_in_little_memory() -> Vec<u32> {
     for _ in 0..60 {
         let gone =
             |pages: Range<u64>, _: Asks| Unread { unused: 0, absent: pages.end - pages.start };
-        let plan = stream.0.on_miss(page, 4096, FILE, (&stream.1, gone));
+        let plan = stream.0.on_miss(page, 4096, FILE, (&stream.1, &gone));
         windows.push(plan.window_pages);
         let all = plan.ahead_end - page;
         page += if plan.window_pages > 64 { all / 2 } else { all };
@@ -191,7 +191,7 @@ fn vain_of_two_handles(open: bool) -> (u64, u64) {
     let first = Subject::new(2 << 20);
     let vain = first.block(0);
     if !open {
-        first.0.end(FILE, (&first.1, |_, _| Unread { unused: vain, absent: 0 }));
+        first.0.end(FILE, (&first.1, &|_, _| Unread { unused: vain, absent: 0 }));
     }
     let second = Subject(Stream::new(2 << 20), first.1, RefCell::default());
     (vain, second.block(0))
@@ -211,7 +211,7 @@ fn handles_share_the_credit_of_the_cache() {
 fn a_run_of_faults_begins_with_what_was_read_around_the_first() {
     let stream = Subject::new(2 << 20);
     let absent = |pages: Range<u64>, _: Asks| Unread { unused: 0, absent: pages.end - pages.start };
-    let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end, absent);
+    let fault = |stream: &Subject, page, end| stream.0.on_fault(page, end, (&stream.1, &absent));
     assert!(fault(&stream, 5, 32));
     assert!(!fault(&stream, 32, 64), "it goes on in order");
     assert_eq!(stream.miss(32, 4096).window_pages, 16);
@@ -320,11 +320,11 @@ fn pieces_of_all(handles: usize) -> usize {
         let around_end = (page / 32 + 1) * 32;
         let plan = if is_cached[page as usize] {
             let end = marks.remove(&page);
-            end.map(|end| streams[n].on_mark(page..end, bytes, (&all, unread)))
-        } else if streams[n].on_fault(page, around_end, unread) {
+            end.map(|end| streams[n].on_mark(page..end, bytes, (&all, &unread)))
+        } else if streams[n].on_fault(page, around_end, (&all, &unread)) {
             Some(Plan { window_pages: 32, ..Plan::of(around_end) })
         } else {
-            Some(streams[n].on_miss(page, 4096, bytes, (&all, unread)))
+            Some(streams[n].on_miss(page, 4096, bytes, (&all, &unread)))
         };
         let plan = plan.unwrap_or(Plan::of(page + 1));
         pieces += usize::from(!is_cached[page as usize]);
@@ -373,7 +373,7 @@ fn what_others_use_proves_nothing() {
         let mut ahead = 0;
         for n in 0..200 {
             for page in [n * 5000, n * 5000 + hot + 1] {
-                let plan = stream.0.on_miss(page, 4096, 1 << 40, (&stream.1, unread));
+                let plan = stream.0.on_miss(page, 4096, 1 << 40, (&stream.1, &unread));
                 ahead += plan.ahead_end - (page + 1);
             }
         }

@@ -530,10 +530,7 @@ impl Area {
         }
         let mut gone = RunFrames::new();
         for n in (0..coming.len()).filter(|&n| !landed[n] && is_wanted(n)) {
-            let removed = changing.writer(&core.nodes).remove(run.page(n));
-            assert_eq!(removed.map(|folio| folio.frame), Some(coming[n]), "brought, not found");
-            changing.folio_removed();
-            core.frames.frame(coming[n]).forget_identity();
+            core.remove(&mut changing, run.page(n), coming[n]);
             gone.push(coming[n]);
         }
         drop(changing);

@@ -52,8 +52,8 @@ const EVENTS: usize = Event::Migration as usize + 1;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    /// The head that this thread read last, and the first and last of its folio's pages: reading on
-    /// there is not a further use.
+    /// The head that this thread read last, and the first and last page in its folio: reading on is
+    /// no further use.
     last: AtomicU64,
     reads: [AtomicU64; READ_SIZE_BUCKETS],
     events: [AtomicU64; EVENTS],
@@ -161,8 +161,7 @@ impl Counters {
 
 thread_local! {
     /// The thread's shard in every cache, as a byte offset into `Counters::shards`; `usize::MAX`
-    /// before the first count. Without a destructor, so it can be used at any time in a thread's
-    /// life.
+    /// before the first count. Without a destructor: usable at any time.
     static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Gives the shard back when the thread ends.
     static LEAVING: LeavingThread = const { LeavingThread };
@@ -177,8 +176,7 @@ impl Drop for LeavingThread {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS {
-            // Release: pairs with the acquire in `take_seat`, whose thread goes on from these
-            // counts.
+            // Release: pairs with the acquire in `take_seat`, who goes on from these counts.
             TAKEN.fetch_and(!(1 << seat), Ordering::Release);
         }
     }

@@ -48,8 +48,7 @@ sizes! {
     /// Granules that one leaf of the index of maps has.
     #[cfg(feature = "map")]
     LEAF_GRANULES: usize = 1 << 13, loom 2, shuttle 1 << 13;
-    /// How often a fault brings a page that is evicted before the fault has its lock again. Then
-    /// the access is repeated.
+    /// How often a fault brings a page that is evicted meanwhile, before the access is repeated.
     #[cfg(feature = "map")]
     RETRIES_MAX: u32 = 4, loom 1, shuttle 2;
     /// Stripes of wait queues; under mutants, so many that no thread is woken by chance.

@@ -62,8 +62,7 @@ pub(crate) fn between_steps() {
 
 /// The fence of a thread that stores to words of a frame that readers without a reference load:
 /// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame:
-/// the fence of the thread that made the version odd orders only its own stores. `without` is the
-/// mutant that omits this fence.
+/// that of the thread that made the version odd orders only its own stores. `without` omits it.
 #[inline(always)]
 pub(crate) fn fence_before_racing_stores(without: Mutant) {
     // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
@@ -77,8 +76,8 @@ pub(crate) fn fence_before_racing_stores(without: Mutant) {
     scheduled::empty_own_buffer();
 }
 
-/// For [`Mutex`]. Who notifies must have held the mutex since the change. A notification that
-/// nobody waits for costs a load.
+/// For [`Mutex`]. Who notifies must have held the mutex since the change. If nobody waits, it costs
+/// a load.
 #[derive(Debug)]
 pub(crate) struct Condvar {
     queue: RawCondvar,
@@ -109,8 +108,7 @@ impl Condvar {
     }
 
     fn counted<G>(&self, wait: impl FnOnce(&RawCondvar) -> G) -> G {
-        // Relaxed, here and below: a waiter that has not seen the change was counted before the
-        // notifier took the mutex.
+        // Relaxed, all: who has not seen the change was counted before the notifier took the mutex.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let guard = wait(&self.queue);
         self.waiters.fetch_sub(1, Ordering::Relaxed);

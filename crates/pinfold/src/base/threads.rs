@@ -1,7 +1,6 @@
 //! Starting the cache's threads. Each blocks all signals that a program can be sent, so a signal
-//! handler never waits on a thread of the cache for what this thread alone can give it. The signals
-//! that an instruction of the thread causes stay: the kernel would end the process if they were
-//! blocked.
+//! handler never waits on a thread of the cache for what this thread alone can give it. Signals
+//! that an instruction causes stay: the kernel ends a process that blocks them.
 
 use std::io;
 use std::ptr;
@@ -59,8 +58,7 @@ pub(crate) fn start<T: Send + 'static>(
         .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
 }
 
-/// Whether the process may have the mappings of one more thread: one that finds none for its
-/// alternate stack ends the process.
+/// Whether there may be the mappings of a thread: one without an alternate stack ends the process.
 fn has_room_for_one() -> io::Result<()> {
     /// A stack of the standard library's, and some more.
     const BYTES: usize = (2 << 20) + (256 << 10);

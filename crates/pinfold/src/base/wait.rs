@@ -64,8 +64,7 @@ impl Waiters {
         }
     }
 
-    /// Whether `done` is true. If not, leaves `waker`, which the next [`Self::wake`] for `key`
-    /// wakes.
+    /// Whether `done` is true. If not, leaves `waker` for the next [`Self::wake`] of `key`.
     pub(crate) fn poll(
         &self,
         key: u32,

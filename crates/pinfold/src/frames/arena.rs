@@ -1,8 +1,7 @@
-//! The arena: one reservation of memory, made at open and kept until the cache is dropped. It is
-//! private and anonymous, and starts at a multiple of 2 MiB, so that a folio of the largest order
-//! is one huge page. Nothing is unmapped, remapped or protected before the drop: any address inside
-//! it can be read, even after its folio was freed. Runs of 2 MiB can be given back to the system: a
-//! late reader then reads zeros.
+//! The arena: one private, anonymous mapping. It starts at a multiple of 2 MiB, so that a folio of
+//! the largest order is one huge page. Nothing is unmapped, remapped or protected before the drop:
+//! any address inside it can be read, even after its folio was freed. Runs of 2 MiB can be given
+//! back to the system: a late reader then reads zeros.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -23,17 +22,15 @@ use super::units::{
 /// One huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
 
-/// `base .. base + frames * PAGE_BYTES` is mapped, readable and writable, and this struct's alone
-/// to unmap.
+/// `base .. base + frames * PAGE_BYTES` is mapped, readable, writable, and this struct's to unmap.
 #[derive(Debug)]
 pub(super) struct Arena {
     base: NonNull<u8>,
     frames: u32,
     huge_pages_advised: bool,
-    /// Huge pages that have been used. Threads that touch one for the first time at the same moment
-    /// are each charged a whole one until one of them wins: 32 threads can exceed the budget by 64
-    /// MiB for a moment. So the first thread that allocates frames in it touches it, and the others
-    /// wait.
+    /// Huge pages that have been used. Threads that touch one at the same moment for the first time
+    /// are each charged a whole one for a moment: 32 threads can exceed the budget by 64 MiB. So
+    /// the first one that allocates frames in it touches it, and the others wait.
     touched: RunSet,
     /// Each is for every [`TOUCHING`]th huge page; no protocol depends on them.
     touching: [Mutex<()>; TOUCHING],
@@ -43,8 +40,8 @@ pub(super) struct Arena {
 /// Huge pages next to each other that can be touched at the same time.
 const TOUCHING: usize = 32;
 
-/// The most runs in which huge pages are forbidden. Each can take two mappings more, of which a
-/// process has 65530 by default.
+/// The most runs in which huge pages are forbidden: each can take two of a process's 65530
+/// mappings.
 #[cfg(feature = "map")]
 const FORBIDDEN_MAX: u32 = 8192;
 
@@ -72,9 +69,8 @@ impl Arena {
         })
     }
 
-    /// Faults in the huge page of `frame`, if it has not been used yet. For the thread that has
-    /// just allocated the frame. Cost: one load; for the first in each 2 MiB, the page fault of the
-    /// first use.
+    /// For the thread that has just allocated `frame`: faults in its huge page, if that has not
+    /// been used yet. Cost: one load; for the first frame of each 2 MiB, a page fault.
     #[inline]
     pub(super) fn first_touch(&self, frame: FrameNumber) {
         // A thread that sees the old value takes the mutex.
@@ -118,8 +114,7 @@ impl Arena {
     }
 
     /// From now on each frame of `run`, which has no memory, gets its own when it is touched: a
-    /// huge page would be memory for those, too, whose bytes are elsewhere. Until it becomes hollow
-    /// again, or all of it is one folio.
+    /// huge page would be memory for those, too, whose bytes are elsewhere.
     ///
     /// # Errors
     /// The system has no more mappings, or the arena leaves the others to the program.

@@ -1,13 +1,12 @@
-//! Which frames are free, in blocks of 2^order, orders 0 to 9.
-//!
-//! The binary buddy system (Knuth, The Art of Computer Programming, 2.5): a free block of order k
-//! starts at a multiple of 2^k frames; its *buddy* is the other half of the block of order k + 1
-//! around it. A block that is freed merges with its buddy if that is free and whole, and so on
-//! upwards. Blocks come from the smallest order that has one, and the last freed goes first.
+//! Which frames are free, in blocks of 2^order, by the binary buddy system (Knuth, The Art of
+//! Computer Programming, 2.5): a free block of order k starts at a multiple of 2^k frames; its
+//! *buddy* is the other half of the block of order k + 1 around it. A block that is freed merges
+//! with its buddy if that is free and whole, and so on upwards. Blocks come from the smallest order
+//! that has one, and the last freed goes first.
 //!
 //! # State, all of it under one mutex
 //!
-//! - `heads[k]`: the first free block of order k; the rest follow through the entries' links.
+//! - `heads`: the first free blocks of each order; the rest follow through the entries' links.
 //! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 elsewhere.
 //! - No two free blocks are buddies of the same order.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
@@ -26,9 +25,10 @@ use super::table::Table;
 use super::units::{FrameNumber, Order};
 use crate::base::mutant::{self, Mutant};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lists {
-    of: [KindLists; Mobility::COUNT],
+    /// The first free block of each order, by the kind of its run.
+    heads: [[Option<FrameNumber>; Order::COUNT]; Mobility::COUNT],
     pub(super) free_frames: u32,
     pub(super) free_hollow: u32,
     pub(super) hollow_runs: u32,
@@ -36,14 +36,6 @@ pub(super) struct Lists {
     pub(super) hollow_users: u32,
     /// The run that is being emptied, and which of its frames are.
     held: Option<(FrameNumber, RunMap)>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct KindLists {
-    heads: [Option<FrameNumber>; Order::COUNT],
-    blocks: [u32; Order::COUNT],
-    /// Bit k: list k has a block.
-    nonempty: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,29 +46,37 @@ pub(super) struct Ground<'a> {
 
 impl Lists {
     pub(super) fn new(on: Ground<'_>, table_frames: u32) -> Self {
-        let of = [KindLists::default(); Mobility::COUNT];
-        let (free_frames, free_hollow, hollow_runs, hollow_users) = Default::default();
-        let mut lists =
-            Lists { of, free_frames, free_hollow, hollow_runs, hollow_users, held: None };
-        lists.add_range(on, table_frames..on.table.frames());
+        let mut lists = Lists::default();
+        let end = on.table.frames();
+        let mut at = FrameNumber(table_frames);
+        // Ends: each round adds a block of at least one frame.
+        while at.0 < end {
+            let order = Order::of_block_at(at.0.into(), end.into());
+            lists.add(on, at, order);
+            at = at.after(order.frames());
+        }
         lists
     }
 
     pub(super) fn first(&self, kind: Mobility, order: Order) -> Option<FrameNumber> {
-        self.of[kind as usize].heads[usize::from(order.get())]
+        self.heads[kind as usize][usize::from(order.get())]
     }
 
-    pub(super) fn blocks(&self, kind: Mobility, order: usize) -> u32 {
-        self.of[kind as usize].blocks[order]
+    /// How many there are.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn blocks(&self, on: Ground<'_>, kind: Mobility, order: Order) -> u32 {
+        let next = |&head: &FrameNumber| on.table.frame(head).next();
+        std::iter::successors(self.first(kind, order), next).count() as u32
     }
 
-    /// Whether runs of that kind have a block of `order` or more.
-    pub(super) fn has(&self, kind: Mobility, order: Order) -> bool {
-        self.of[kind as usize].nonempty >> order.get() != 0
+    /// The smallest block of `order` or more.
+    pub(super) fn smallest(&self, kind: Mobility, order: Order) -> Option<(FrameNumber, Order)> {
+        let enough = Order::all().filter(|from| *from >= order);
+        enough.into_iter().find_map(|from| Some((self.first(kind, from)?, from)))
     }
 
-    fn largest(&self, kind: Mobility) -> Option<Order> {
-        self.of[kind as usize].nonempty.checked_ilog2().map(|largest| Order(largest as u8))
+    fn largest(&self, kind: Mobility) -> Option<(FrameNumber, Order)> {
+        Order::all().rev().find_map(|order| Some((self.first(kind, order)?, order)))
     }
 
     /// The block is still frozen, with an odd version.
@@ -86,12 +86,7 @@ impl Lists {
         order: Order,
         kind: Mobility,
     ) -> Option<FrameNumber> {
-        let enough = self.of[kind as usize].nonempty >> order.get();
-        if enough == 0 {
-            return None;
-        }
-        let from = Order(order.get() + enough.trailing_zeros() as u8);
-        let head = self.first(kind, from).expect("its bit says there is one");
+        let (head, from) = self.smallest(kind, order)?;
         self.cut(on, head, from, order);
         Some(head)
     }
@@ -104,7 +99,7 @@ impl Lists {
         kinds: &[Mobility],
     ) -> Option<(FrameNumber, Order)> {
         kinds.iter().find_map(|&kind| {
-            let order = order.min(self.largest(kind)?);
+            let order = order.min(self.largest(kind)?.1);
             Some((self.take(on, order, kind)?, order))
         })
     }
@@ -152,8 +147,8 @@ impl Lists {
     }
 
     pub(super) fn claim_any(&mut self, on: Ground<'_>, order: Order) -> Option<FrameNumber> {
-        let largest = self.largest(Mobility::Movable).filter(|&largest| largest >= order)?;
-        let block = self.first(Mobility::Movable, largest).expect("its bit says there is one");
+        let (block, _) =
+            self.largest(Mobility::Movable).filter(|&(_, largest)| largest >= order)?;
         let run = block.align_down(Order::MAX);
         self.claim(on, run);
         Some(run)
@@ -220,40 +215,29 @@ impl Lists {
         on.runs.set(run, Mobility::Movable);
     }
 
-    fn add_range(&mut self, on: Ground<'_>, mut frames: Range<u32>) {
-        // Ends: each round adds a block of at least one frame.
-        while !frames.is_empty() {
-            let order = Order::of_block_at(frames.start.into(), frames.end.into());
-            self.add(on, FrameNumber(frames.start), order);
-            frames.start += order.frames();
-        }
-    }
-
     pub(super) fn push(&mut self, on: Ground<'_>, head: FrameNumber, order: Order) {
-        let list = usize::from(order.get());
         let entry = on.table.frame(head);
         debug_assert!(entry.block().is_none(), "{head:?} is on a free list already");
-        let lists = &mut self.of[on.runs.kind(head) as usize];
-        let after = lists.heads[list].replace(head);
+        let after = self.first_mut(on.runs.kind(head), order).replace(head);
         entry.set_prev(None);
         entry.set_next(after);
         entry.set_block(Some(order));
         if let Some(after) = after {
             on.table.frame(after).set_prev(Some(head));
         }
-        lists.blocks[list] += 1;
-        lists.nonempty |= 1 << list;
+    }
+
+    fn first_mut(&mut self, kind: Mobility, order: Order) -> &mut Option<FrameNumber> {
+        &mut self.heads[kind as usize][usize::from(order.get())]
     }
 
     pub(super) fn unlink(&mut self, on: Ground<'_>, head: FrameNumber, order: Order) {
-        let list = usize::from(order.get());
         let entry = on.table.frame(head);
         assert!(entry.block() == Some(order), "{head:?} is not on the free list of {order:?}");
-        let lists = &mut self.of[on.runs.kind(head) as usize];
         let (prev, next) = (entry.prev(), entry.next());
         match prev {
             Some(prev) => on.table.frame(prev).set_next(next),
-            None => lists.heads[list] = next,
+            None => *self.first_mut(on.runs.kind(head), order) = next,
         }
         if let Some(next) = next {
             on.table.frame(next).set_prev(prev);
@@ -261,10 +245,6 @@ impl Lists {
         entry.set_prev(None);
         entry.set_next(None);
         entry.set_block(None);
-        lists.blocks[list] -= 1;
-        if lists.heads[list].is_none() {
-            lists.nonempty &= !(1 << list);
-        }
     }
 
     /// False if a run is held already.

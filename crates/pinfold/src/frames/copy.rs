@@ -42,7 +42,7 @@ mod machine {
             "movzx {lane:e}, byte ptr [{from} + {at}]", "mov byte ptr [{to} + {at}], {lane:l}";
     }
 
-    /// By the system's memcpy, whose loads are hidden from the compiler, too.
+    /// By the system's memcpy.
     ///
     /// # Safety
     /// As for the others; the two do not overlap.

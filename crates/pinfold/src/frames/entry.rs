@@ -2,8 +2,9 @@
 //! it. Two small protocols run on its words: the *version* (was what I read consistent?) and the
 //! *identity* (is this the folio I was looking for?). The count's own is `pinfold-refcount`'s.
 //!
-//! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
-//! *tails*, only say "frozen, odd".
+//! A folio's words are those of its first frame, the *head*. Those of the others, the *tails*, only
+//! say "frozen, odd". "Frozen" is the frozen bit with or without the debris of losers. Every frozen
+//! folio has an odd version, except between `freeze` and `change_begin`.
 //!
 //! # States
 //!
@@ -20,9 +21,6 @@
 //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
 //! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
-//!
-//! "Frozen" is the frozen bit with or without the debris of losers. Every frozen folio has an odd
-//! version, except between `freeze` and `change_begin`.
 //!
 //! # Transitions
 //!
@@ -43,17 +41,15 @@
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
-//! Between "being freed" and `hand_out` *nothing* removes the frozen bit. Zero is not a state: a
-//! `try_get` would turn it into a reference, so every entry is written before the table can be
-//! reached.
+//! Between "being freed" and `hand_out` *nothing* removes the frozen bit. A count of zero is not a
+//! state: a `try_get` would turn it into a reference.
 //!
 //! # Which words are changed how
 //!
-//! `count` has its own atomic operations. `version`, `mapping`, `start`, `order` have one writer at
-//! a time, so they are stored, never exchanged. `prev`, `next`, `block` belong to a lock: the
-//! allocator's while free, the policy's while queued. `flags` are changed under different locks, by
-//! atomic read-modify-writes. `uses` is stored by readers that hold nothing: a lost update costs
-//! one hint.
+//! `version`, `mapping`, `start`, `order` have one writer at a time, so they are stored, never
+//! exchanged. `prev`, `next`, `block` belong to a lock: the allocator's while free, the policy's
+//! while queued. `flags` are changed under different locks, by atomic read-modify-writes. `uses` is
+//! stored by readers that hold nothing: a lost update costs one hint.
 
 use bitflags::bitflags;
 
@@ -83,8 +79,7 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
-        /// Its bytes are outside of the arena (`pages/outside.rs`), from when it is allocated until
-        /// it is freed.
+        /// As long as it is allocated, its bytes are outside of the arena (`pages/outside.rs`).
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;
@@ -128,7 +123,6 @@ pub(crate) struct Frame {
     /// The file's byte that the folio begins with.
     start: AtomicU64,
     mapping: AtomicU32,
-    /// The allocator's while free, the policy's while queued, none in between.
     prev: AtomicU32,
     next: AtomicU32,
     flags: AtomicU32,
@@ -160,7 +154,7 @@ const _: () = {
 };
 
 impl Frame {
-    /// Frozen and odd, as every frame starts.
+    /// Frozen and odd.
     pub(super) fn new() -> Self {
         Frame {
             count: count::frozen(),
@@ -181,8 +175,8 @@ impl Frame {
         }
     }
 
-    /// Begins a read without a reference, if the folio is not being changed. What is read after it
-    /// (by loads that may race) is valid only if [`Frame::read_retry`] then returns false.
+    /// Begins a read without a reference, if the folio is not being changed. What racing loads then
+    /// read is valid only if [`Frame::read_retry`] returns false after them.
     #[inline]
     pub(crate) fn read_begin(&self) -> Option<Stamp> {
         // Acquire: pairs with the Release store in `change_end`.
@@ -220,8 +214,7 @@ impl Frame {
     /// mapping's `change` mutex. Panics if a change is in progress already.
     #[inline]
     pub(crate) fn change_begin(&self) {
-        // Relaxed: the version has one writer at a time, after the one before by the count or a
-        // lock.
+        // Relaxed: one writer at a time, after the one before by the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
         assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
         // Relaxed: the fence below orders it before what follows.
@@ -244,13 +237,12 @@ impl Frame {
     #[inline]
     pub(crate) fn is_changing(&self) -> bool {
         // Acquire: pairs with the Release store in `change_end`, for a waiter that reads the bytes
-        // as soon as this says no.
+        // then.
         self.version.load(Ordering::Acquire) & 1 == 1
     }
 
-    /// Valid for a caller that holds a reference, or whose [`Frame::read_retry`] then returns
-    /// false. With a reference to a folio that is still being filled, it is no mapping or the whole
-    /// new one.
+    /// Valid for who holds a reference, or whose [`Frame::read_retry`] then returns false. With a
+    /// reference to a folio that is being filled, it is no mapping or the whole new one.
     #[inline]
     pub(crate) fn identity(&self) -> Identity {
         // Acquire: pairs with the Release store of `mapping` in `set_identity`.
@@ -294,8 +286,7 @@ impl Frame {
         self.mapping.load(Ordering::Relaxed) == mapping
     }
 
-    /// Valid as [`Frame::identity`] is, and the same until the folio is freed, even if the length
-    /// of the file changes.
+    /// Valid as [`Frame::identity`] is; does not change with the length of the file.
     #[inline]
     pub(crate) fn file_bytes(&self) -> usize {
         // Relaxed: as in `order`.
@@ -314,8 +305,8 @@ impl Frame {
     /// Sets the folio's identity; all of its bytes are the file's. Panics if the version is even.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
-        // Relaxed: published by the Release store below; for threads without a reference, the fence
-        // in `hand_out` makes `read_retry` fail if they saw them.
+        // Relaxed: published by the Release store below. By the fence in `hand_out`, `read_retry`
+        // fails for threads without a reference that saw them.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
@@ -333,11 +324,11 @@ impl Frame {
         self.settle_span(self.flags());
     }
 
-    /// The folio's order stays: the last holder frees it by that. Panics if the version is even.
+    /// The order stays: the last holder frees it by that. Panics if the version is even.
     pub(crate) fn forget_identity(&self) {
         self.assert_changing("identity taken");
-        // Relaxed: the version warns threads without a reference. Those with one checked the
-        // identity before, or find the folio gone at their next check.
+        // Relaxed: the version warns who has no reference. Who has one checked the identity before,
+        // or finds the folio gone at the next check.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
     }
 
@@ -356,8 +347,7 @@ impl Frame {
         self.flags.store(0, Ordering::Relaxed);
         self.set_uses(0);
         self.set_fresh();
-        // Last: a release store that pairs with the acquire of a successful `try_get`, and wipes
-        // the additions of losers.
+        // Last: a release store, which pairs with the acquire of a successful `try_get`.
         self.count.hand_out(1);
     }
 
@@ -415,8 +405,7 @@ impl Frame {
         self.store_guard_bytes(flags);
     }
 
-    /// Lets counted guards be taken at once. The caller has a reference, and there is no readahead
-    /// mark.
+    /// Lets counted guards be taken at once. The caller has a reference; there is no mark.
     pub(crate) fn grant(&self) {
         let flags = self.set_flags(Flags::GRANTED) | Flags::GRANTED;
         fence_before_racing_stores(Mutant::SpanUnfenced);
@@ -424,9 +413,8 @@ impl Frame {
         self.settle_guard_bytes(flags);
     }
 
-    /// Ends that. The caller has frozen the folio: so there is no guard, and a thread that has read
-    /// the bytes before finds another version when it has its reference. Panics if the version is
-    /// even.
+    /// Ends that. The caller has frozen the folio: so there is no guard, and who has read the bytes
+    /// before finds another version under its reference. Panics if the version is even.
     pub(crate) fn revoke(&self) {
         self.assert_changing("grant revoked");
         self.set_flags(Flags::REVOKED);
@@ -451,9 +439,8 @@ impl Frame {
                 self.flags.load(Ordering::Acquire)
             } else {
                 // AcqRel: pairs with itself, and those in `set_flags` and `clear_flags`. Either
-                // this comes after the other thread's change and sees it, or before it, and so does
-                // the store before this. A load could miss a change whose store is overwritten by
-                // the one before this.
+                // this sees the other thread's change, or comes before it, and so does the store
+                // before this. A load could miss a change whose store that one overwrites.
                 self.flags.fetch_or(0, Ordering::AcqRel)
             };
             let now = Flags::from_bits_truncate(now);
@@ -514,7 +501,7 @@ impl Frame {
     }
 
     fn assert_changing(&self, what: &str) {
-        // Relaxed: the caller made the version odd, or got the folio from the thread that did.
+        // Relaxed: the caller made it odd, or got the folio from the thread that did.
         let version = self.version.load(Ordering::Relaxed);
         let changing = version & 1 == 1 || mutant::on(Mutant::FreezeStaysEven);
         assert!(changing, "{what} while readers believe it (version {version})");

@@ -1,12 +1,10 @@
-//! Giving the memory of pages back to the system, also of pages that the program has locked: after
-//! mlockall(2) the kernel refuses `MADV_DONTNEED`. What is given back is not accessed before it was
-//! brought anew.
+//! Giving memory back to the system, also of pages that the program has locked: after mlockall(2)
+//! the kernel refuses `MADV_DONTNEED`.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise, munlock};
 
-/// Takes the pages of a range out of memory: private ones lose their bytes, shared ones leave the
-/// page table.
+/// Takes pages out of memory: private ones lose their bytes, shared ones leave the page table.
 ///
 /// # Safety
 /// The range is mapped, and the caller's to use so; nobody needs the bytes of private pages.

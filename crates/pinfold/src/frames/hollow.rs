@@ -1,11 +1,10 @@
 //! Hollow runs: 2 MiB of the arena whose memory was given back, for folios outside of it.
 //!
 //! The kind of a run says what its free frames are for; the entry of a folio says where its bytes
-//! are ([`Flags::HOLLOW`]). So a run becomes one of the arena although there are hollow folios in
-//! it that are in use, and cannot be moved: their frames stay theirs, without memory, and the
-//! others are the arena's. It becomes hollow again although they are still there. An ordinary folio
-//! that is in use keeps its run from becoming hollow: of a part of a huge page, the system may keep
-//! what is given back.
+//! are ([`Flags::HOLLOW`]). So a run becomes one of the arena although hollow folios in it are in
+//! use and cannot be moved: their frames stay without memory, and the others are the arena's. It
+//! becomes hollow again although they are there. An ordinary folio in use keeps its run from
+//! becoming hollow: of a part of a huge page, the system may keep what is given back.
 
 use super::entry::Flags;
 use super::mobility::Mobility;

@@ -98,8 +98,7 @@ impl RunKinds {
         self.for_nodes.clone()
     }
 
-    /// The frames of the unmovable runs, without [`Self::for_nodes`]: first of runs that are never
-    /// whole.
+    /// The frames of the unmovable runs, without [`Self::for_nodes`]; first of runs never whole.
     pub(super) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         let first = self.for_nodes.end;
         let (one, other) = (run_of(FrameNumber(first)), run_of(FrameNumber(self.frames - 1)));

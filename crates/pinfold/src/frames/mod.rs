@@ -1,6 +1,5 @@
-//! Frames: the memory of the cache, and its allocation.
-//!
-//! It stands on `base/`; a file uses only those below it.
+//! Frames: the memory of the cache, and its allocation. It stands on `base/`; a file uses only
+//! those below it.
 //!
 //! ```text
 //! window      what a handle keeps of the arena
@@ -79,13 +78,10 @@ use buddy::{Ground, Lists};
 use mobility::RunKinds;
 use table::Table;
 
-/// The arena, its table and its allocator: one budget's worth of memory.
-///
-/// The table covers exactly the frames of the arena, itself included, and lives in its first
-/// frames, which are never handed out. Nothing is unmapped and no entry changes its type before the
-/// drop, so an address or an entry found by *any* frame number below `frames()` may be read at any
-/// time. `Frame::read_begin` and `Frame::read_retry` say whether it is still what the reader looked
-/// for.
+/// The arena, its table and its allocator: one budget's worth of memory. The table covers exactly
+/// the frames of the arena, itself included, and lives in its first frames, which are never handed
+/// out. Nothing is unmapped and no entry changes its type before the drop: so an address or an
+/// entry found by *any* frame number below `frames()` may be read at any time.
 #[derive(Debug)]
 pub(crate) struct Frames {
     table: Table,
@@ -108,6 +104,7 @@ pub(crate) struct FrameStats {
     pub(crate) free_hollow: u32,
     /// In the run that is being emptied: neither free nor in use.
     pub(crate) held_frames: u32,
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) free_blocks: [u32; Order::COUNT],
 }
 
@@ -122,8 +119,7 @@ impl Frames {
         let table_frames = Table::frames_taken(frames);
         assert!(0 < table_frames && table_frames < frames);
         // SAFETY: the reservation is fresh; `frames_taken` frames hold that many entries; the arena
-        // moves into the same struct as the table and is dropped after it; the allocator never
-        // hands out the table's frames.
+        // is dropped after the table; the allocator never hands out the table's frames.
         let table = unsafe { Table::place(arena.base(), frames) };
         let runs = RunKinds::new(frames, table_frames);
         let lists = Lists::new(Ground { table: &table, runs: &runs }, table_frames);
@@ -196,9 +192,8 @@ impl Frames {
         done
     }
 
-    /// Takes a folio of exactly `order`, from a movable run if one has it. Its count is 1 and
-    /// belongs to the caller; its version is odd, its mapping [`MAPPING_NONE`], and its bytes are
-    /// unspecified. Cost: one mutex, and a split for each order that is missing.
+    /// Takes a folio of exactly `order`, from a movable run if one has it, as
+    /// [`Frame::hand_out`] leaves it. Cost: one mutex, and a split for each order that is missing.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
         let head =
@@ -212,8 +207,7 @@ impl Frames {
         Some((self.hand_out(head, order), order))
     }
 
-    /// Takes a folio from a run of that kind and no other. An unmovable one is for a pin: it is
-    /// none of [`Self::for_nodes`].
+    /// Takes a folio from a run of that kind. An unmovable one is none of [`Self::for_nodes`].
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
         let head = self.change(|lists, on| match kind {
@@ -223,8 +217,7 @@ impl Frames {
         Some(self.hand_out(head, order))
     }
 
-    /// Takes a folio of exactly `order` to which the folio of `old` can move: a hollow one stays
-    /// hollow; otherwise as `alloc`.
+    /// As `alloc`, but hollow if `old` is, whose folio moves to it.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_to_move(&self, old: &Frame, order: Order) -> Option<FrameNumber> {
         if !old.is_hollow() {
@@ -248,8 +241,7 @@ impl Frames {
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.change(|lists, on| lists.take_at_most(on, wish, &FOR_ALL))?;
-        // SAFETY: the folio is on no list, so it is this thread's; late readers notice by the
-        // version.
+        // SAFETY: the folio is on no list, and late readers notice by the version.
         if unsafe { self.arena.give_back(head, order) }.is_err() {
             self.free(head, order);
             return None;
@@ -269,12 +261,10 @@ impl Frames {
 
     /// Gives back the 2^order frames from `head` on: a folio, a part of one that was split, or
     /// several that form one block. Only the caller can reach it: it froze the count, or its `put`
-    /// was the last; the folio is out of every index and off every queue; its version is odd. The
-    /// count stays frozen until `alloc` sets it.
+    /// was the last; the folio is out of every index and off every queue; its version is odd.
     ///
-    /// Panics if the head is not frozen, its version is even, or it is still linked; if the frames
-    /// are the table's, unaligned, beyond the arena, or free already (inside a larger free block:
-    /// in debug builds).
+    /// Panics if that is not so; if the frames are the table's, unaligned, beyond the arena, or free
+    /// already (inside a larger free block: in debug builds).
     pub(crate) fn free(&self, head: FrameNumber, order: Order) {
         assert!(head.is_aligned(order), "{head:?} is freed with {order:?}, but is not aligned");
         let end = u64::from(head.0) + u64::from(order.frames());
@@ -289,8 +279,7 @@ impl Frames {
     }
 
     /// Cuts the folio at `head`, which only the caller has, down to `pages` pages, as one or more
-    /// folios. `None`: a late reader has a reference for a moment, and frees all of it when it
-    /// notices.
+    /// folios. `None`: a late reader has a reference for a moment, and then frees all of it.
     #[must_use = "the folios would be lost to the budget"]
     pub(crate) fn cut(&self, head: FrameNumber, pages: u32) -> Option<Vec<FrameNumber>> {
         let end = head.after(self.frame(head).order().frames());
@@ -329,15 +318,17 @@ impl Frames {
             free_frames: lists.free_frames,
             free_hollow: lists.free_hollow,
             held_frames: lists.held_frames(),
+            #[cfg(any(test, feature = "testing"))]
             free_blocks: std::array::from_fn(|order| {
-                FOR_ALL.iter().map(|&kind| lists.blocks(kind, order)).sum()
+                let on = Ground { table: &self.table, runs: &self.runs };
+                FOR_ALL.iter().map(|&kind| lists.blocks(on, kind, Order(order as u8))).sum()
             }),
         }
     }
 
     pub(crate) fn has_free(&self, order: Order) -> bool {
         let lists = self.lists.lock();
-        FOR_ALL.iter().any(|&kind| lists.has(kind, order))
+        FOR_ALL.iter().any(|&kind| lists.smallest(kind, order).is_some())
     }
 
     /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
@@ -367,8 +358,7 @@ impl Frames {
         self.runs.for_nodes()
     }
 
-    /// The other frames of the unmovable runs, a run each, those of runs that are never whole
-    /// first.
+    /// Other frames of unmovable runs, a run each; first of runs that are never whole.
     pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         self.runs.unmovable()
     }
@@ -400,8 +390,7 @@ impl Frames {
     }
 
     /// Takes all free frames of one of `whole_runs` off the free lists, so that the run can be
-    /// emptied. Frames that are freed in it later are held, too, until the [`HeldRun`] is turned
-    /// into a folio, made hollow or dropped. `None` if a run is held already.
+    /// emptied. Frames that are freed in it later are held, too. `None` if a run is held already.
     #[must_use = "dropping it gives the frames back at once"]
     pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
         let whole = self.runs.is_whole(run);
@@ -411,9 +400,8 @@ impl Frames {
     }
 }
 
-/// A run that is being emptied: its free frames belong to the holder of this, frozen with odd
-/// versions, but on no free list. To empty the run, move each folio that is still in it and `free`
-/// the old frames, which then become held. Dropping this frees the held frames.
+/// A run that is being emptied: its free frames belong to the holder of this, and are on no free
+/// list. What is freed in it becomes held, too. Dropping this frees it.
 #[derive(Debug)]
 pub(crate) struct HeldRun<'a> {
     frames: &'a Frames,

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::units::{FrameNumber, Order};
 
-/// Runs of an arena. Any thread may ask at any time. Relaxed, all: what orders an answer is said
-/// where it is used.
+/// Runs of an arena. Relaxed, all: what orders an answer is said where it is used.
 #[derive(Debug)]
 pub(super) struct RunSet(Box<[AtomicU64]>);
 

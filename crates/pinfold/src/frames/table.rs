@@ -1,6 +1,5 @@
-//! The frame table: one entry for each frame of the arena, in the arena's own first frames, in
-//! their order with gaps (see [`entry_at`]), and the ghosts behind it. The entries take 64 bytes of
-//! each 4096, the lines of ghosts (`pinfold_policy::Ghosts`) 8.
+//! The frame table: an entry for each frame of the arena, in the arena's first frames, in order,
+//! with gaps ([`entry_at`]); then the ghosts. Of each 4096 bytes entries take 64, ghosts 8.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -51,8 +50,7 @@ impl Table {
         if frame.0 >= self.frames {
             return None;
         }
-        // SAFETY: one of the table's `entries_for(self.frames)`, as `entry_at` grows with the
-        // frame.
+        // SAFETY: one of `entries_for(self.frames)`, as `entry_at` grows with the frame.
         let entry = unsafe { self.entries.add(entry_at(frame.0)) };
         // SAFETY: `place` initialised it; it changes through its atomics only.
         Some(unsafe { entry.as_ref() })

@@ -1,5 +1,4 @@
-//! How often a folio was used lately, and in which of its parts: hints that readers leave in the
-//! entry for the policy (`pinfold_policy`, `reclaim/evict.rs`).
+//! How often a folio was used lately, and in which parts: hints of readers for the policy.
 //!
 //! # The word `uses`
 //!
@@ -17,14 +16,12 @@
 //!
 //! # When a read stores here
 //!
-//! 1. Not if the word is `SETTLED`: readers look at nothing else first ([`Frame::is_used_most`]).
+//! 1. Not if the word is `SETTLED`, which readers look at first ([`Frame::is_used_most`]).
 //! 2. Not if the thread read these very pages last: `comes_to` in `base/counters.rs`; of a borrow,
 //!    its reader's `last` (`access/borrow/reader.rs`). These also say whether the thread *comes*
-//!    from another folio. A pin always comes; an optimistic read never does, and asks only whether
-//!    it may be the first of its part.
+//!    from another folio. A pin always comes; an optimistic read never does.
 //! 3. Not if the entry says already what the read would add (`is_noted`).
-//! 4. Otherwise `note_news` stores the first reads of parts; then a use, if the thread comes; and
-//!    the parts that are used.
+//! 4. Otherwise `note_news` stores first reads; then a use, if the thread comes; and used parts.
 
 use std::ops::Range;
 
@@ -49,7 +46,7 @@ impl Frame {
         self.uses.store(FRESH, Ordering::Relaxed);
     }
 
-    /// Whether a part of the folio may not have been read since it was brought.
+    /// Whether some part may not have been read since it was brought.
     #[inline]
     pub(crate) fn is_first_read(&self) -> bool {
         self.uses.load(Ordering::Relaxed) & (FRESH | FIRST) != 0
@@ -77,9 +74,9 @@ impl Frame {
     }
 
     /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from
-    /// another folio or read on in this one. Once all that is read was read before, each time that
-    /// a thread comes is one more use, up to [`USES_MAX`]; from then on, reads show which parts are
-    /// used. Two readers at once may count as one, and a stale reader may count for another folio.
+    /// another folio or read on in this one. Once all that is read was read before, each coming is
+    /// one more use; from then on, reads show which parts are used. Two readers at once may count
+    /// as one, and a stale reader may count for another folio.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_use(&self, came: bool, at: usize, bytes: usize) {

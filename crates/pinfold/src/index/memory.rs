@@ -53,8 +53,8 @@ mod real {
         slab_bytes_log2: u32,
     }
 
-    // SAFETY: only atomics are reached through the pointer, and `new`'s caller promised that they
-    // stay mapped.
+    // SAFETY: only atomics are reached through the pointer, which stay mapped by the promise to
+    // `new`.
     unsafe impl<const BITS: u32> Send for NodeMemory<BITS> {}
     // SAFETY: as above.
     unsafe impl<const BITS: u32> Sync for NodeMemory<BITS> {}
@@ -67,8 +67,7 @@ mod real {
 
         /// # Safety
         /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy
-        /// of it is used, and the parts of it that become slabs are used by the pool alone, for
-        /// ever.
+        /// of it is used, and what becomes slabs is the pool's alone, for ever.
         pub(in super::super) unsafe fn new(
             base: NonNull<u8>,
             bytes: usize,
@@ -152,8 +151,7 @@ mod real {
             let first = self.anchor().wrapping_offset(header as isize).cast::<AtomicU64>();
             let word = first.wrapping_add(i);
             // SAFETY: the headers lie past the slots of all, inside the slab: nodes_per_slab *
-            // node_bytes <= slab_bytes. Their words are aligned to 8, and written by atomic stores
-            // only, for ever.
+            // node_bytes <= slab_bytes. Their words are aligned, and only stored atomically.
             unsafe { &*word }
         }
     }

@@ -1,6 +1,5 @@
-//! The index of one file: from page offset to folio, in the manner of Linux's `XArray`, but for
-//! readers that hold nothing, neither a lock nor RCU. It stands on `frames/` and `base/`; a file
-//! uses only those below it.
+//! The index of one file: from page offset to folio, as Linux's `XArray`, but for readers that hold
+//! nothing, neither a lock nor RCU. It stands on `frames/`; a file uses only those below it.
 //!
 //! ```text
 //! lookup      a hit's look-up: the directory's words, kept in the handle
@@ -36,8 +35,7 @@
 //!
 //! So a caller must know two things:
 //! 1. **A head is a hint.** Check the identity in the frame's entry under its version before using
-//!    it. Fill, reclaim, split and migration make the version odd while identity and index
-//!    disagree.
+//!    it. The version is odd while identity and index disagree.
 //! 2. **Nothing is a hint too.** Through a recycled node a resident page can be missed, rarely. A
 //!    miss looks again under the file's mutex before it fills.
 //!

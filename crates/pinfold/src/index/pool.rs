@@ -21,12 +21,10 @@ pub(crate) struct NoNodes {
     pub(crate) free: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg(test)]
+#[derive(Debug)]
 pub(crate) struct PoolStats {
-    /// Never given back.
     pub(crate) slabs: u64,
-    /// What the index costs the budget.
-    pub(crate) slab_bytes: u64,
     pub(crate) nodes: u64,
     /// In some file's tree or in a writer's stash.
     pub(crate) nodes_in_use: u64,
@@ -43,7 +41,9 @@ struct NodePoolState {
     free: NodeChain,
     /// Nodes of the newest slab that were never used, nor their memory touched.
     fresh: Range<u32>,
+    /// Never given back.
     slabs: u64,
+    #[cfg(test)]
     nodes: u64,
     indexes: u64,
 }
@@ -84,9 +84,14 @@ impl<const BITS: u32> NodePool<BITS> {
     }
 
     fn over(memory: NodeMemory<BITS>, fresh: Range<u32>) -> Self {
-        let nodes = u64::from(fresh.end - fresh.start);
-        let state =
-            NodePoolState { free: NodeChain::default(), fresh, slabs: 0, nodes, indexes: 0 };
+        let state = NodePoolState {
+            free: NodeChain::default(),
+            #[cfg(test)]
+            nodes: u64::from(fresh.end - fresh.start),
+            fresh,
+            slabs: 0,
+            indexes: 0,
+        };
         NodePool { memory, state: Mutex::new(state) }
     }
 
@@ -155,7 +160,10 @@ impl<const BITS: u32> NodePool<BITS> {
         // The arena's last slab ends in spare bytes, so the end never wraps to 0.
         state.fresh = first..first + count;
         state.slabs += 1;
-        state.nodes += u64::from(count);
+        #[cfg(test)]
+        {
+            state.nodes += u64::from(count);
+        }
     }
 
     #[cfg(not(loom))]
@@ -163,17 +171,22 @@ impl<const BITS: u32> NodePool<BITS> {
         self.memory.slab_bytes()
     }
 
+    /// What the index costs the budget.
+    #[cfg(not(loom))]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.state.lock().slabs * self.slab_bytes() as u64
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn bytes(&self) -> u64 {
+        0
+    }
+
+    #[cfg(test)]
     pub(crate) fn stats(&self) -> PoolStats {
         let state = self.state.lock();
-        PoolStats {
-            slabs: state.slabs,
-            #[cfg(not(loom))]
-            slab_bytes: state.slabs * self.slab_bytes() as u64,
-            #[cfg(loom)]
-            slab_bytes: 0,
-            nodes: state.nodes,
-            nodes_in_use: state.nodes - state.available(),
-        }
+        let nodes_in_use = state.nodes - state.available();
+        PoolStats { slabs: state.slabs, nodes: state.nodes, nodes_in_use }
     }
 
     /// Fills `stash` up to `wanted` nodes, all or nothing.

@@ -5,8 +5,7 @@
 //! 3. Slot by slot, in rising order: if the pieces are of a lower level, their nodes are built
 //!    completely; then one release store puts the piece, or the node, in place of the old head.
 //!
-//! So at every moment each page's way leads to the old head or to its piece's, and every piece has
-//! the marks the old entry had.
+//! So each page's way always leads to the old head or to its piece's, which has the same marks.
 
 use super::entry::{Entry, FrameNumber};
 use super::node::{Links, Node, slot_mask};
@@ -29,9 +28,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Splits the folio that holds `page` into pieces of `new_order`, each of which has its part of
-    /// the frames. Error: nothing was changed. Panics if there is no folio, or one of `new_order`
-    /// or less.
+    /// Splits the folio that holds `page` into pieces of `new_order`, each of its own frames.
+    /// Error: nothing was changed. Panics if there is no folio, or one of `new_order` or less.
     pub(crate) fn split(&mut self, page: u64, new_order: u32) -> Result<(), NoNodes> {
         let folio = self.folio(page).expect("a folio to split");
         self.reserve_split(folio.order, new_order)?;
@@ -47,8 +45,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Ok(())
     }
 
-    /// Gives slots of a node their pieces of `order`, or nodes with them, by `store`. The frames of
-    /// the first slot begin at `frame`.
+    /// Gives slots of a node their pieces of `order`, or nodes with them, by `store`. Those of the
+    /// first begin at `frame`.
     fn store_pieces(
         &mut self,
         (node, slots): (Node<'a, BITS>, Range<u32>),

@@ -1,5 +1,4 @@
-//! Changing what a page's slots hold: insert, remove, replace. Each change finds all its reasons to
-//! fail before its first store.
+//! Insert, remove, replace. Each finds all its reasons to fail before its first store.
 
 use super::entry::{Entry, FrameNumber, Kind, Root};
 use super::node::{Node, slot_mask};

@@ -104,8 +104,7 @@ impl Core {
         if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
     }
 
-    /// The folio that has `page` of `mapping`, if one is found and lives. It may still be on its
-    /// way.
+    /// The folio that has `page` of `mapping`, if one is found and lives; perhaps on its way.
     #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
         self.hold_at(mapping, page, mapping.index.lookup_hint(page))

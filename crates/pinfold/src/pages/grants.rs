@@ -1,10 +1,8 @@
 //! Grants: which large folios counted guards may keep (`docs/borrow.md`, "What keeps the memory").
 //!
-//! At most a 20th of the cache is granted. A folio that cannot be split when a guard is wanted is
-//! granted beyond that; then nothing more is until the list is below it again.
-//!
-//! A folio is on the list from before its flag is set until it was frozen and thawed, which revokes
-//! the grant, or its frames were freed or split. Each moves its version by two: so the list knows.
+//! At most a 20th of the cache is granted; beyond that, a folio that cannot be split when a guard
+//! is wanted. A folio is on the list from before its flag is set until it was frozen and thawed,
+//! which revokes the grant, or its frames were freed or split. Each moves its version by two.
 
 use std::collections::VecDeque;
 

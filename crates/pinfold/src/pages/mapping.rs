@@ -1,5 +1,4 @@
-//! A file in the cache (a mapping): its index with the lock, its length, its source; and the table
-//! of all.
+//! A file in the cache (a mapping), and the table of all.
 //!
 //! # Locks
 //!
@@ -7,9 +6,8 @@
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
 //! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising
 //! order of their numbers. Under a `change` mutex nothing is read, and no frame or node is
-//! allocated, as eviction takes it; but the heap may be used. A thread that freezes a folio holds
-//! the mutex until the folio is thawed or out of the index, so under it no folio of the mapping is
-//! ever frozen.
+//! allocated, as eviction takes it; but the heap may be used. Who freezes a folio holds the mutex
+//! until the folio is thawed or out of the index: so under it no other is frozen.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -50,13 +48,13 @@ pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) index: Index,
-    /// By which its folios name it.
+    /// In entries of its folios.
     pub(crate) id: u32,
-    /// By which ghosts name it: the same when it is opened again.
+    /// In ghosts: the same when it is opened again.
     pub(crate) ghosts_of: u64,
     len_bytes: AtomicU64,
-    /// Held while the source is asked for its length and the answer is applied. The length as of
-    /// the last open, refresh, or invalidation of all pages.
+    /// Held while the source is asked for its length and the answer is applied: that as of the last
+    /// open, refresh, or invalidation of all pages.
     pub(crate) resizing: Mutex<u64>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
@@ -104,7 +102,7 @@ impl ReadUnder {
     }
 
     /// Whether pages that were read under it are those of a file with these contents. What has
-    /// grown was compared in part only.
+    /// grown was compared in part.
     pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
         let grown = self.grown && !mutant::on(Mutant::OpenTrustsGrown);
         mutant::on(Mutant::OpenUncompared) || (self.settled && !grown && self.is(contents))
@@ -130,8 +128,8 @@ impl Mapping {
     /// As of the last open or the last time the source was asked.
     #[inline]
     pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the release in `set_len_bytes`; who sees a folio filled under a new
-        // length sees that length.
+        // Acquire: pairs with the release in `set_len_bytes`; who sees a folio of a new length sees
+        // that.
         mutant::pause();
         let bytes = self.len_bytes.load(Ordering::Acquire);
         mutant::pause();
@@ -228,8 +226,7 @@ pub(crate) struct Mappings {
 }
 
 /// A number is reused once no folio names it: each forgets it, under an odd version, under the
-/// mutex under which it leaves the index. So the number in a valid entry is that of the mapping in
-/// the table.
+/// mutex under which it leaves the index. So that in a valid entry is of the mapping in the table.
 #[derive(Debug)]
 struct MappingTable {
     by_id: Vec<Option<Arc<Mapping>>>,
@@ -286,9 +283,9 @@ impl Mappings {
     }
 
     /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
-    /// A mapping without handles takes the new source. Also returns a mapping that this call made
-    /// outdated, with a handle that the caller drops. Error: another version of it is open, or all
-    /// numbers are in use.
+    /// A mapping without handles takes the new source. Also returns a mapping that became outdated,
+    /// with a handle that the caller drops. Error: another version is open, or all numbers are in
+    /// use.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,

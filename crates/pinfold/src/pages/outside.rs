@@ -1,11 +1,9 @@
-//! Folios whose bytes are outside of the arena, because maps show them.
-//!
-//! A *hollow* folio has frames of a hollow run, without memory (`frames/mobility.rs`): its bytes
-//! are outside, and its entry says so. Of some files a few folios are hollow; of others all are,
-//! always: such a file is [outside](Outside::is_outside), and the index's marks say nothing of its
-//! dirtiness. The cache proper keeps, freezes, moves and evicts hollow folios as all others. It
-//! asks here where their bytes are, and tells here before they go. `map/outside.rs` answers;
-//! without the feature `map`, and in models of loom, the functions below do.
+//! Folios whose bytes are outside of the arena, because maps show them: they have frames of a
+//! *hollow* run, without memory (`frames/mobility.rs`). Of some files a few folios are hollow; of
+//! others all are, always: such a file is [outside](Outside::is_outside), and the index's marks say
+//! nothing of its dirtiness. The cache proper keeps, freezes, moves and evicts hollow folios as all
+//! others. It asks here where their bytes are, and tells here before they go. `map/outside.rs`
+//! answers; without the feature `map`, and in models of loom, the functions below do.
 //!
 //! Whoever gets a [`Changing`] is called under the file's `change` mutex; so are `leave_memory`,
 //! `taken_in` and `left_in_use`, perhaps `freed`, and `is_unsettled`. Then an answer reads no

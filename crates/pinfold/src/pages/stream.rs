@@ -1,31 +1,25 @@
-//! A handle's access pattern, as its misses show it, and how far to read ahead.
+//! A handle's access pattern, as its misses and readahead marks show it, and how far to read ahead.
 //!
-//! Only misses and readahead marks are recorded. Misses at adjacent pages are a *run*. Windows then
-//! double from 64 KiB to the limit, and two of them are in flight before they are needed. Any other
-//! miss reads only what is asked for.
+//! Misses at adjacent pages are a *run*. Windows then double from 64 KiB to the limit, and two of
+//! them are in flight before they are needed. Any other miss reads only what is asked for. A handle
+//! has a few runs at a time, for threads that share it, and maps.
 //!
 //! A handle has *credit*: the pages that may still be read in vain, at first what the first windows
-//! read ahead. Each page that is wanted earns a quarter of one. When a run ends, each page that was
-//! read ahead of it and that nobody has used costs one. Without credit for the first windows, only
-//! a quarter of what is known to be used of the run is read ahead.
+//! read ahead. Each page that is wanted earns a quarter of one. What is read ahead is taken from
+//! the credit at once, and given back as it is used. Without credit for the first windows, only a
+//! quarter of what is known to be used of the run is read ahead. All handles of the cache also have
+//! a [`Credit`] together, and a run begins windows only if both allow it. Of that, a run takes only
+//! what is ahead of it beyond what it has earned: scans under way leave it to new ones.
 //!
 //! Where a run comes to a mark, the pages before it count as used, but for what is unread
 //! (`frames/uses.rs`); the run ends if that is more than a quarter. If a page that was read ahead
-//! is gone before it is used, the run goes on with half of the window.
-//!
-//! Handles that read one file at about the same place read for each other: a run goes on at a page
-//! behind its end if all pages between are cached and used.
-//!
-//! A handle has a few runs at a time, for threads that share it, and maps. What they have read
-//! ahead and not used yet is taken from the credit at once, and given back as it is used.
+//! is gone before it is used, the run goes on with half of the window. It also goes on at a page
+//! behind its end if all pages between are cached and used: handles that read at about the same
+//! place read for each other.
 //!
 //! If a run stands still while the handle's others use as many pages as it has ahead, three windows
 //! at least, it counts as over: a reader that goes back to the start of a loop may find all of it
 //! cached. What is ahead of it is evicted then, where memory is short ([`Plan::vain`]).
-//!
-//! All handles of the cache also have a [`Credit`] together, and a run begins windows only if both
-//! allow it. Of the cache's, a run takes in advance what is ahead of it beyond what it has earned:
-//! so scans under way leave it to those that begin.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -63,7 +57,7 @@ const LIMIT_GROWS: u32 = 16;
 /// So many pages show what the use of a run is.
 const PROVED_PAGES: u32 = 64;
 
-/// So many pages are looked at together, until one is absent.
+/// That are looked at together, until one is absent.
 const CLOSE_PAGES: u64 = 128;
 
 /// A run goes on at most so many pages behind its end for each page that it has used, but for the
@@ -208,6 +202,12 @@ impl ReadRun {
     fn uses(&mut self, pages: u64) {
         self.used_pages = self.used_pages.saturating_add(pages.min(u32::MAX.into()) as u32);
     }
+
+    fn takes(&mut self, window_pages: u32, window_max_pages: u32) {
+        self.window_pages = window_pages;
+        let grown = self.limit_pages + (self.limit_pages / LIMIT_GROWS).max(1);
+        self.limit_pages = grown.min(window_max_pages);
+    }
 }
 
 impl Stream {
@@ -297,18 +297,12 @@ impl Stream {
         let file_end = file_pages(file_bytes);
         let found = state.run_at(|run| (run.seen..run.next).contains(&folio.start));
         let found = found.or_else(|| self.run_before(&state, folio.start, unread));
-        let n = match state.hint {
-            Some(Hint::Random) => return none,
-            Some(Hint::Sequential) => found.unwrap_or(state.last),
-            // Another handle has set the mark.
-            _ => match found {
-                Some(n) => n,
-                None => return none,
-            },
-        };
-        if found.is_none() && state.runs[n].window_pages == 0 {
+        let is_sequential = state.hint == Some(Hint::Sequential);
+        let last = Some(state.last).filter(|&n| is_sequential && state.runs[n].window_pages > 0);
+        // Otherwise another handle has set the mark.
+        let Some(n) = found.or(last).filter(|_| state.hint != Some(Hint::Random)) else {
             return none;
-        }
+        };
         let (n, mut run) = state.take(Some(n), all);
         let goes_on = found.is_some() && {
             let unused = unread(run.seen..folio.start.min(run.next), Asks::Maps).unused;
@@ -365,8 +359,7 @@ impl Stream {
     }
 
     /// A miss at `page`: whether the pages around it may be read with it, up to `end`, where a
-    /// sequential reader misses next. Not if it continues a run, or the program has said how it
-    /// reads.
+    /// sequential reader misses next. Not if it continues a run or has a hint.
     #[cfg(any(feature = "map", test))]
     pub(crate) fn on_fault(&self, page: u64, end: u64, (_, unread): OfHandle<'_>) -> bool {
         let mut state = self.state.lock();
@@ -388,8 +381,7 @@ impl Stream {
         around
     }
 
-    /// The run that ends before `page`, where other handles have read what is between: all of it is
-    /// cached, and used.
+    /// The run that ends before `page`, if all between is cached and used: others have read it.
     fn run_before(
         &self,
         state: &StreamState,
@@ -420,7 +412,6 @@ impl Stream {
         self.state.lock().hint == Some(Hint::Random)
     }
 
-    /// Whether the program has said that it reads in order.
     #[cfg(feature = "map")]
     pub(crate) fn is_sequential(&self) -> bool {
         self.state.lock().hint == Some(Hint::Sequential)
@@ -563,14 +554,6 @@ impl StreamState {
         } else {
             0
         }
-    }
-}
-
-impl ReadRun {
-    fn takes(&mut self, window_pages: u32, window_max_pages: u32) {
-        self.window_pages = window_pages;
-        let grown = self.limit_pages + (self.limit_pages / LIMIT_GROWS).max(1);
-        self.limit_pages = grown.min(window_max_pages);
     }
 }
 

@@ -22,8 +22,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Who comes to read while a writer waits is behind it, on Linux: so a writer waits only for those
-/// who read already.
+/// On Linux, who comes to read while a writer waits is behind it.
 #[derive(Debug, Default)]
 pub(crate) struct RwLock<T>(std::sync::RwLock<T>);
 

@@ -36,8 +36,8 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, end, plan);
 }
 
-/// At a miss of `page`, by a reader that wants `bytes` bytes from there on, and the pages `wanted`,
-/// in order, which are there.
+/// At a miss of `page`, by a reader of `bytes` bytes from there on, and the pages `wanted`, in
+/// order.
 pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize, wanted: &[u64]) -> Plan {
     let unread = |pages: Range<u64>, asks| {
         let [from, to] = [pages.start, pages.end].map(|end| wanted.partition_point(|it| *it < end));

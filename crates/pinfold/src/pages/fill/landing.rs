@@ -50,8 +50,7 @@ pub(crate) struct FillBatch {
     core: Arc<Core>,
     mapping: Arc<Mapping>,
     folios: VecDeque<Filling>,
-    /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
-    /// removes the folios.
+    /// What was read ahead leaves no error.
     wanted: For,
     failed: Option<Arc<Failed>>,
 }
@@ -71,9 +70,8 @@ impl FillBatch {
         let extent = |filling: &Filling| {
             let address = NonNull::new(self.core.frames.address(filling.head));
             let address = address.expect("the arena is not at 0");
-            // SAFETY: only its filler writes to the frames of a folio being filled; they stay
-            // mapped as long as the core lives; other threads read them by racing loads only, or
-            // under a reference once the version says that the fill is over.
+            // SAFETY: only its filler writes to it; it stays mapped as long as the core lives;
+            // others read it by racing loads, or under a reference once the version is even.
             unsafe { Extent::new(address, filling.order.bytes()) }
         };
         self.folios.iter().map(extent).collect()
@@ -125,8 +123,7 @@ impl FillBatch {
         self.folios.push_back(filling);
     }
 
-    /// Steps 4 and 5. With `keep_first`, the caller takes over the filler's reference of the first
-    /// folio.
+    /// Steps 4 and 5. With `keep_first`, the caller takes over the reference of the first folio.
     pub(crate) fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
         self.land_all(read, keep_first);
     }
@@ -147,8 +144,7 @@ impl FillBatch {
             let pages = self.folios[0].page..self.end().expect("it has folios");
             failed.remember(pages, self.read_error(offset, asked_bytes, cause));
         }
-        // Together: a waker may want another of the folios. If landing panics, the drop lands the
-        // rest.
+        // A waker may want another of the folios. If landing panics, the drop lands the rest.
         wait::together(|| {
             while let Some(filling) = self.folios.pop_front() {
                 let at = (filling.page << PAGE_SHIFT) - offset;
@@ -187,9 +183,8 @@ impl Drop for FillBatch {
     }
 }
 
-/// Step 4 for one folio, and the wake-up. Its error is told to `tell`, too, unless the folio was
-/// dropped meanwhile: then the file may have grown. A fill that was refused before it began is no
-/// progress.
+/// Step 4 for one folio, and the wake-up. `tell` is told its error, too, unless the folio was
+/// dropped meanwhile: the file may have grown. A fill that was refused is no progress.
 fn land(
     core: &Core,
     mapping: &Mapping,

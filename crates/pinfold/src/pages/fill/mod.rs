@@ -1,22 +1,19 @@
-//! A miss: which thread fills, which threads wait, and what is read ahead. `prepare.rs` has steps 1
-//! and 2, `landing.rs` 3 to 5.
+//! A miss: who fills, who waits. `prepare.rs` has steps 1 and 2, `landing.rs` 3 to 5.
 //!
 //! 1. count the folio as on its way; a thread waits first, if its file has enough on its way. Then
 //!    allocate it (count 1, version odd, no mapping): before any lock, as it may have to evict;
 //! 2. set the identity; under the mapping's `change` mutex, unless the index has a folio there by
-//!    now: insert the folio into the index (which has the first reference), take one more reference
-//!    for the filler;
+//!    now: insert it (the first reference is the index's), take a reference for the filler;
 //! 3. without the mutex, read from the source;
 //! 4. under the mutex, unless the folio was dropped meanwhile: make the version even, tell the
-//!    policy. On an error instead: remove it from the index, leave the error for the waiters,
-//!    forget the identity;
+//!    policy. On an error instead: leave that for the waiters, remove it from the index, forget the
+//!    identity;
 //! 5. wake the waiters, give back the filler's reference.
 //!
-//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one thread
-//! finds the index empty in step 2. The fills of the others end there: they forget the identity and
-//! wake the waiters, since a thread with an old hint to this frame may have taken a reference
-//! meanwhile. After an error the next reader fills again, and so does each waiter that wants only
-//! some of what was read.
+//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. Only one finds the
+//! index empty in step 2. The fills of the others end there: they forget the identity and wake the
+//! waiters, since a thread with an old hint to this frame may have taken a reference meanwhile.
+//! After an error the next reader fills again, and so does each waiter that wants less.
 
 mod ahead;
 mod alone;

@@ -92,8 +92,7 @@ pub(crate) fn allocate(
 }
 
 /// Step 2, as many folios under one hold of the mutex as there are index nodes; `needed` as for
-/// [`reclaim::refill_nodes`], whose answer comes second. Returns those that are in the index now;
-/// the others were given back.
+/// [`reclaim::refill_nodes`], whose answer comes second. What is not returned was given back.
 pub(crate) fn insert_all(
     reader: &Handle,
     folios: Vec<Filling>,

@@ -2,12 +2,10 @@
 //! ones; [`resize`] drops nothing more once the file has one; [`discard`] loses them: for models.
 //!
 //! For each folio of the range, under the `change` mutex:
-//! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
-//!    fill lands);
+//! 1. make the version odd (if it is being filled, it is, and the filler notices at the end);
 //! 2. tell the policy that it is gone;
 //! 3. if it is hollow, its place stays its own until it is freed;
-//! 4. remove it from the index and forget its identity: no thread finds, holds or announces it
-//!    anew.
+//! 4. out of the index, forget its identity: no thread finds, holds or announces it anew.
 //!
 //! Then, without the mutex, for a whole batch:
 //! 5. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
@@ -74,8 +72,7 @@ impl Gone {
     }
 }
 
-/// Sets the mapping's length to the source's. The caller holds its `resizing` mutex. A file with
-/// dirty folios keeps its length.
+/// Sets the length to the source's, under `resizing`. A file with dirty folios keeps its length.
 ///
 /// First discards all folios with a page beyond the shorter of the two lengths, including those
 /// being filled; stores the length in the critical section that finds none left. So each folio
@@ -105,9 +102,9 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
 /// Because folios became hollow meanwhile.
 const CLEARS_MAX: u32 = 16;
 
-/// Drops the folios that have a page of `pages`. With `when_empty`, repeats for folios inserted meanwhile, and calls it under the mutex when there are none, nor any
-/// left outside; drops nothing more once the file has a dirty folio, and leaves step 5 to the
-/// caller.
+/// Drops the folios that have a page of `pages`. With `when_empty`, repeats for folios inserted
+/// meanwhile, and calls it under the mutex when there are none, nor any outside; drops nothing more
+/// once the file has a dirty one, and leaves step 5 to the caller.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
@@ -194,8 +191,7 @@ fn drop_range(
     later
 }
 
-/// Of a file that is outside, whose pages are not in memory any more. The caller lets go of what is
-/// returned, without the mutex.
+/// Of a file that is outside, whose pages have left memory. The caller lets go, without the mutex.
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn drop_within(
     core: &Core,

@@ -5,8 +5,7 @@
 //! 2. copy the bytes, and what is known of their uses. The bytes of a hollow folio stay outside if
 //!    it remains one; if not, they are taken in (`pages/outside.rs`);
 //! 3. give the new folio the old one's identity; its version is still odd;
-//! 4. store the new head to the old one's index slots: a racing look-up finds either, and fails on
-//!    the old one's version;
+//! 4. store the new head to the index: a racing look-up finds either, and fails on the old version;
 //! 5. tell the policy;
 //! 6. make the new folio's version even; its count of 1 is the index's;
 //! 7. forget the old folio's identity.

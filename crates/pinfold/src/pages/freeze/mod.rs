@@ -10,9 +10,9 @@
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd
 //! all that time. The count is frozen from the index's own reference, so any other reference or pin
-//! makes the freeze fail. A folio that a reader has announced is thawed. Whoever only drops leaves
-//! the old folio to its users; so does `map/`, where it puts its bytes outside. Nothing here
-//! allocates or evicts.
+//! makes the freeze fail. A folio that a reader has announced is thawed. Whoever drops leaves the
+//! folio to its users; so does `map/`, where its bytes go outside. Nothing here allocates or
+//! evicts.
 
 mod drop;
 mod migrate;

@@ -19,8 +19,8 @@ use crate::index::{FolioAt, NoNodes};
 use crate::pages::core::Core;
 use crate::pages::mapping::Changing;
 
-/// Into pieces of `order`. `Ok(Err(..))`: the folio is in use. Error: the index needs more nodes
-/// first; nothing was changed.
+/// Into pieces of `order`. `Ok(Err(..))`: it is in use. Error: the index needs nodes; nothing was
+/// changed.
 pub(crate) fn split(
     core: &Core,
     changing: &mut Changing<'_>,

@@ -1,10 +1,8 @@
-//! Freezing many folios at once, to evict or move them: one fence and one scan of the readers'
-//! slots serve all.
+//! Freezing many folios, to evict or move them: one fence and one scan of the slots serve all.
 //!
 //! 1. find the mapping of each folio from its entry;
 //! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
-//! 3. under them check that the index has this folio at its page, and, if it is to leave, that it
-//!    is clean; freeze it, version odd;
+//! 3. check that the index has this folio there, and that it is clean if it is to leave; freeze it;
 //! 4. the fence, and one scan of the slots of all readers;
 //! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
 //! 6. release the mutexes, when the batch is dropped.

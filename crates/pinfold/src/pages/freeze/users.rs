@@ -119,8 +119,7 @@ pub(super) fn thaw_announced(core: &Core, frame: &Frame) {
 }
 
 /// Gives back the index's references to folios that have left it, with odd versions, and wakes who
-/// waits for them. What is announced is deferred: so the last reference to a borrowed folio is
-/// never given back too early.
+/// waits for them. What is announced is deferred: so a borrowed folio keeps a reference.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     if gone.iter().any(|&head| core.frames.frame(head).is_hollow()) {
         core.let_go_of_kept(|head| gone.contains(&head));

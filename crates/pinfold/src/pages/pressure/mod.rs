@@ -1,6 +1,6 @@
-//! Memory pressure: the watermarks and limits that follow from a cache's size, what is being filled
-//! (`on_its_way.rs`), the futures that wait for memory (`queue.rs`), the daemon's bell. `reclaim`
-//! acts on it. Wakers are the program's: they are cloned, woken and dropped while no lock is held.
+//! Memory pressure: watermarks and limits, what is being filled (`on_its_way.rs`), the futures that
+//! wait for memory (`queue.rs`), the daemon's bell. `reclaim` acts on it. Wakers are the program's:
+//! they are cloned, woken and dropped while no lock is held.
 
 mod bell;
 mod on_its_way;
@@ -176,8 +176,7 @@ impl Pressure {
         pages > self.shares.each_max / 2
     }
 
-    /// If so, the batch is the only one, until [`Self::keeps_no_guards`], or until it is woken and
-    /// not polled for a while.
+    /// Then the batch is the only one, until [`Self::keeps_no_guards`], or until it is passed over.
     pub(crate) fn may_keep_guards(&self) -> Option<Keeps> {
         self.progress.lock().may_keep_guards()
     }
@@ -214,8 +213,7 @@ impl Pressure {
     }
 
     /// Queues a future that was refused: in its place if it had one, else at the end of its file's
-    /// line. Its claim ends. `None`: there was progress beyond `seen`, or nobody is before it any
-    /// more.
+    /// line. Its claim ends. `None`: there was progress beyond `seen`, or it is behind nobody.
     pub(crate) fn queue(
         &self,
         (file, turn): (u32, Option<Turn>),

@@ -1,6 +1,5 @@
 //! What is on its way from sources, and how much of it each file may have. A source that hangs
-//! keeps the memory of what is read from it for ever. However many hang, they must neither take the
-//! memory of the others nor keep them from reading ahead.
+//! keeps that memory for ever. However many hang, the others must have memory, and read ahead.
 //!
 //! | what a file has | together with what it has already, at most |
 //! |---|---|
@@ -79,8 +78,7 @@ pub(crate) struct Shares {
     pub(super) each_max: u32,
     /// Of both kinds.
     both_max: u32,
-    /// Of both, and of folios that somebody waits for: of any file; of one whose reads end; and in
-    /// a call of a source.
+    /// With folios that somebody waits for: of any file; of one whose reads end; in a source.
     waited_max: [u32; 3],
     least_max: u32,
 }
@@ -121,7 +119,7 @@ impl Shares {
             Some(own + frames).filter(|own| *own <= most)
         };
         // Acquire and release pair with each other: who sees a folio in the file's level sees it in
-        // that of all files.
+        // all.
         let begins = of_file.fills.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
         if !begins {
             self.all.fills.fetch_sub(frames, Ordering::Relaxed);

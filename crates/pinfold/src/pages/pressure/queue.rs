@@ -1,5 +1,4 @@
-//! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
-//! nobody, but says who is to be woken.
+//! The futures that wait for memory, and what they claim. It says who is to be woken.
 //!
 //! There is a line for each file, and one for all copies (`futures/room.rs`): a file whose reads
 //! hang keeps no others waiting. Each step of progress wakes the first of one line, and the lines
@@ -20,10 +19,10 @@
 //! A batch that finds no memory drops its guards and queues again. After some such retreats it
 //! waits with its guards, but one batch of the cache at a time, the *keeper*: two could wait for
 //! each other. A keeper that was woken and is not polled is passed over, too: the next batch that
-//! asks is the keeper. The one before learns that when it is polled, and drops its guards.
+//! asks is the keeper, and the one before learns that when it is polled, and drops its guards.
 //!
-//! A put of a guard is no progress that anybody notes: so the daemon wakes a future from time to
-//! time, and passes over those that are not polled (`reclaim/daemon.rs`).
+//! Nobody notes that a guard was put: so the daemon wakes a future from time to time, and passes
+//! over those that are not polled (`reclaim/daemon.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -233,10 +232,10 @@ impl Queue {
         {
             keeper.woken = Some(now);
         }
-        let QueuedState::Sleeps(waker) = std::mem::replace(state, QueuedState::Awake) else {
-            return None;
-        };
-        Some(waker)
+        match std::mem::replace(state, QueuedState::Awake) {
+            QueuedState::Sleeps(waker) => Some(waker),
+            _ => None,
+        }
     }
 
     /// Unless all have tried since the last step of progress.
@@ -422,7 +421,7 @@ impl Line {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     pages: u32,
-    /// In which the future was polled last.
+    /// When the future was polled last.
     round: u32,
 }
 

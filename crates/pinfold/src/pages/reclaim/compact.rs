@@ -7,8 +7,7 @@
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
 //!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;
-//! 4. release the run: if all of it is free by then, it is whole again, and movable; so is the
-//!    block.
+//! 4. release the run: what is free of it by then is in whole blocks again.
 
 use std::ops::Range;
 
@@ -103,8 +102,7 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     })
 }
 
-/// Of the few blocks with the most free frames, the first without holders: how many are free, and
-/// where in the run it is.
+/// Of the blocks with the most free frames, the first without holders: how many, and where.
 fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)> {
     let free = core.frames.free_in(run);
     let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count() as u32;

@@ -1,5 +1,4 @@
-//! Memory of the budget for copies: contiguous bytes that a program keeps, and that are no folio of
-//! any file.
+//! Memory of the budget for copies: contiguous bytes that a program keeps, of no file.
 //!
 //! A copy of up to 2 MiB is *inside*, in a free block of the arena, if such a block can be made. A
 //! longer one, or where there is no block, is *outside*, in memory of its own (mmap(2)), for which
@@ -7,9 +6,8 @@
 //! all copies together have exactly the budget. It takes whole runs as long as there are any: the
 //! memory of a part of a huge page comes back to the system only when that is short of it.
 //!
-//! Folios of copies are of no file: nothing evicts or moves them. What all copies have is limited
-//! as pins are. Until its bytes were read, a copy also counts as on its way from its file
-//! (`pressure/on_its_way.rs`).
+//! Nothing evicts or moves copies. What all have is limited as pins are. Until its bytes were read,
+//! a copy also counts as on its way from its file (`pressure/on_its_way.rs`).
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -143,8 +141,7 @@ impl Copied {
         true
     }
 
-    /// Takes what it gets at once; true once that is enough. With `any`, pages need not be
-    /// adjacent.
+    /// Takes what it gets; true once that is enough. With `any`, pages need not be adjacent.
     fn grow(&mut self, pages: u32, any: bool) -> Result<bool> {
         let core = &*self.core;
         if pages <= Order::MAX.frames() && self.got == 0 {
@@ -200,9 +197,8 @@ impl Copied {
 
     /// Nobody else uses them yet.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: memory of its own, mapped as long as it lives, of at least that length. A frame
-        // of the arena was initialised when it was first touched; late readers discard what they
-        // got.
+        // SAFETY: memory of its own, mapped as long as it lives, of at least that length. Touched
+        // frames are initialised; late readers discard what they got.
         unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.bytes) }
     }
 }

@@ -1,7 +1,6 @@
 //! Eviction: frees the frames of folios that nobody uses. [`evict`] chooses (step 1), and
-//! [`evict_batch`] does the rest: steps 2 to 7 are [`take_out`], which is called again for what
-//! step 8 has written. Where more happens for folios whose bytes are outside of the arena, a call
-//! of `pages/outside.rs` stands.
+//! [`evict_batch`] does the rest: steps 2 to 7 are [`take_out`], called again for what step 8 has
+//! written. For what is outside of the arena, `pages/outside.rs` is called.
 
 use std::ptr::NonNull;
 
@@ -26,8 +25,7 @@ pub(crate) const FOLIOS_AT_ONCE: usize = if Candidates::MAX < 64 { Candidates::M
 pub(super) const EVICTORS_MAX: u32 = 8;
 
 /// Evicts in batches until `pages` are evicted, or are on their way out, or the effort is spent.
-/// Nothing while as many threads evict as may: their progress is to be waited for. Waits for no
-/// write.
+/// Nothing while as many threads evict as may. Waits for no write.
 pub(crate) fn evict(core: &Core, pages: u32) -> SweepCounts {
     let turn = core.pressure.evictors.hold(1, EVICTORS_MAX);
     if turn.is_none() {
@@ -69,8 +67,8 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32) -> SweepCounts {
     counts
 }
 
-/// At most a batch, whatever the policy would evict, and whatever became of the last write. Returns
-/// how many pages.
+/// At most a batch, whatever the policy says, and whatever became of the last write; how many
+/// pages.
 pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     let mut sweep = Sweep::new(0);
     evict_batch(core, folios, &mut sweep, WriteWhen::NowAnyway);
@@ -102,8 +100,7 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
         let mut offered = 0;
         // Ends: as the outer loop.
         while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
-            // A hollow folio is the last: it may go with others, which are then taken out of the
-            // page tables here.
+            // A hollow folio is the last: it may go with others.
             let most = FOLIOS_AT_ONCE - folios.len();
             let left = pages - offered;
             let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
@@ -126,8 +123,7 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
 }
 
 /// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all but the
-/// parts that are used of a large one that the policy would keep. Nothing if it cannot be split
-/// now; the policy is told.
+/// parts that are used of a large one that the policy would keep. Nothing if it cannot be split.
 fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
     let whole = Candidate::of(&core.frames, head);
     if !core.residency.stays_in_part(&core.frames, head) {
@@ -141,8 +137,7 @@ fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Cand
     }
 }
 
-/// Returns the parts that were not used. Error: the folio is in use; `None`: there is no memory for
-/// its index nodes.
+/// Returns the parts that were not used. Error: it is in use; `None`: no memory for index nodes.
 fn split_off(core: &Core, whole: &Candidate) -> Result<Vec<Candidate>, Option<InUse>> {
     let (head, identity) = (whole.head, whole.identity);
     let part = Frame::part_order(identity.order);
@@ -223,8 +218,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
 /// Steps 2 to 7. Returns what stays, and why.
 fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidate, InUse)> {
     // 2. Take the files' mutexes and freeze the folios together: from here on there are no new
-    //    references, no optimistic read succeeds, and no reader borrows them. Folios in use stay,
-    //    and so do dirty ones.
+    //    references, reads or borrows. Folios in use stay, and so do dirty ones.
     let mut frozen = batch.freeze_all(core, To::Leave);
 
     // 3. Of files all of whose pages are outside: they leave memory now, as the system may refuse
@@ -262,8 +256,7 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
     drop(frozen);
     leaving.into_iter().for_each(Leaving::take_out_of_maps);
 
-    // 7. Free the frames, which stay frozen and odd until they are handed out; remove files without
-    //    pages.
+    // 7. Free the frames, which stay frozen and odd; remove files without pages.
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
     core.counters.add(Event::EvictedBytes, bytes);

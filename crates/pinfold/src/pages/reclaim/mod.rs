@@ -1,7 +1,6 @@
 //! Memory under the budget: allocation, and the eviction that it needs. `residency` decides which
-//! folio goes, `pressure` has the watermarks and waiting threads, `freeze` takes a folio apart. The
-//! arena *is* the budget: everything in it is data, the frame table with the ghosts, or index
-//! nodes.
+//! folio goes, `pressure` has the watermarks and who waits, `freeze` takes a folio apart. The arena
+//! *is* the budget: data, the frame table with the ghosts, and index nodes.
 //!
 //! | file | subject |
 //! |---|---|
@@ -232,8 +231,7 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// For a future, or a thread that waits for its own file: other files' reads are of no use
-    /// then.
+    /// For who waits for its own file, if that is why: other files' reads are of no use then.
     pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         if why != Refused::OwnFile {
             return self.is_over(core);
@@ -243,9 +241,8 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// For a copy. No read ends what others keep, copies or guards, and the time does not begin
-    /// anew for it. But if its file has enough copies on their way, it waits for the reads of
-    /// these.
+    /// For a copy, for which no read frees what others keep, copies or guards. But if its file has
+    /// enough copies on their way, it waits for these.
     #[cfg(not(loom))]
     pub(crate) fn is_over_for_copy(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
         match why {
@@ -305,7 +302,7 @@ pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
 }
 
 pub(crate) fn metadata_bytes(core: &Core) -> u64 {
-    core.frames.table_bytes() + core.nodes.stats().slab_bytes
+    core.frames.table_bytes() + core.nodes.bytes()
 }
 
 /// At least `wanted`; false if there is no memory for them. `needed` as in [`allocate`], but not
@@ -313,16 +310,13 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
 pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<bool, Shortage> {
     let mut result = Ok(true);
     // The caller tries again.
-    let _ = core.nodes.refill(wanted, || match allocate_slab(core, needed) {
-        Ok(Some(frame)) => NonNull::new(core.frames.address(frame)),
-        Ok(None) => {
-            result = Ok(false);
-            None
+    let _ = core.nodes.refill(wanted, || {
+        match allocate_slab(core, needed) {
+            Ok(Some(frame)) => return NonNull::new(core.frames.address(frame)),
+            Ok(None) => result = Ok(false),
+            Err(error) => result = Err(error),
         }
-        Err(error) => {
-            result = Err(error);
-            None
-        }
+        None
     });
     result
 }

@@ -2,13 +2,13 @@
 //! packed into unmovable runs (`frames::mobility`), and looked for in this order:
 //! 1. a free block in an unmovable run;
 //! 2. a block of an unmovable run with movable folios only, which are moved to movable runs;
-//! 3. a movable run with such a free block, which becomes unmovable: its other folios are moved out
-//!    later, as in 2;
+//! 3. a movable run with such a block, which becomes unmovable: the rest is moved out later, as in
+//!    2;
 //! 4. the same again after evicting some pages.
 //!
 //! For index nodes, which stay for ever, this comes before ([`alloc_for_nodes`]): the lowest frame
-//! of the unmovable runs that is free or can be made so, first of those that pins leave to them. No
-//! lock may be held.
+//! of the unmovable runs that is free or can be made so, first of those that pins leave. No lock
+//! may be held.
 
 use std::ops::Range;
 
@@ -23,8 +23,7 @@ use super::evict::{evict, evict_these};
 /// By one search for a block to empty: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
 
-/// Counted as [`alloc`](crate::frames::Frames::alloc) does. `None`: the caller may claim the run
-/// that its folio is in.
+/// Counted as [`alloc`](crate::frames::Frames::alloc) does. `None`: the caller may claim a run.
 pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> {
     let got = alloc_unmovable_now(core, order);
     if got.is_some() {

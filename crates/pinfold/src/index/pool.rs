@@ -24,7 +24,6 @@ pub(crate) struct NoNodes {
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct PoolStats {
-    pub(crate) slabs: u64,
     pub(crate) nodes: u64,
     /// In some file's tree or in a writer's stash.
     pub(crate) nodes_in_use: u64,
@@ -185,8 +184,7 @@ impl<const BITS: u32> NodePool<BITS> {
     #[cfg(test)]
     pub(crate) fn stats(&self) -> PoolStats {
         let state = self.state.lock();
-        let nodes_in_use = state.nodes - state.available();
-        PoolStats { slabs: state.slabs, nodes: state.nodes, nodes_in_use }
+        PoolStats { nodes: state.nodes, nodes_in_use: state.nodes - state.available() }
     }
 
     /// Fills `stash` up to `wanted` nodes, all or nothing.

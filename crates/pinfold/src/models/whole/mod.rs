@@ -436,7 +436,7 @@ impl Fixture {
             0,
             "folios wait for nobody"
         );
-        let slabs = self.core.nodes.stats().slabs as u32;
+        let slabs = (self.core.nodes.bytes() / PAGE) as u32;
         // A hollow run that is not wanted for a mirror stays hollow until the arena wants it.
         let frames = &self.core.frames;
         let free = frames.free_frames() + frames.free_hollow() + slabs;

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 // Not from `crate::base::sync`: no protocol depends on a counter.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Threads that have a shard of their own, at most 64; the others share the last one.
+/// At most 64 threads; the others share the last shard.
 const SHARDS: usize = crate::base::sizes::COUNTER_SHARDS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

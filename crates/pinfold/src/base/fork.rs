@@ -1,9 +1,8 @@
 //! Forked children, and the process that owns a cache.
 //!
-//! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork:
-//! mutexes may be locked for ever, and reads in flight. [`Cache`](crate::Cache#forking) says what
-//! goes on nevertheless. Hits check nothing: this is asked after a hit has failed. `posix_spawn`,
-//! which shares memory until exec, runs none of this code.
+//! A child of fork(2) has only the thread that called fork: mutexes may be locked for ever, and
+//! reads in flight. [`Cache`](crate::Cache#forking) says what goes on nevertheless. This is asked
+//! after a hit has failed. `posix_spawn`, which shares memory until exec, runs none of this code.
 
 use std::io;
 // Not from `crate::base::sync`: models do not fork.

@@ -1,9 +1,9 @@
 //! The program's allocator, where it may have no memory: under a limit of the process (`RLIMIT_AS`,
 //! `RLIMIT_DATA`), or of the allocator.
 //!
-//! The standard library's collections end the process then, which is no answer where nobody has
-//! called: a fault, and the cache's threads. So what is large there is allocated by [`zeroed`], and
-//! before small blocks they ask [`has_room`]. It is no promise.
+//! The standard library's collections end the process then, which is no answer for a fault and the
+//! cache's threads. What is large there is allocated by [`zeroed`], and before small blocks they
+//! ask [`has_room`], which is no promise.
 
 use std::hint::black_box;
 

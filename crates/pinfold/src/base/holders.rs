@@ -1,5 +1,3 @@
-//! The list of pins, with [`Options::track_pins`](crate::Options::track_pins).
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;

@@ -1,5 +1,3 @@
-//! Limits: of the process, that the system does not answer by an error, and of what somebody holds.
-
 use std::io;
 // Not from `crate::base::sync`: no protocol depends on it.
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,3 @@
-//! Waiting for a change of a folio, without spinning: threads sleep, futures leave a waker.
-
 use std::cell::RefCell;
 use std::task::Waker;
 

@@ -1,8 +1,7 @@
 //! Copying bytes out of a frame that another thread may be changing at the same time. A reader that
-//! holds nothing copies first, and checks afterwards (`Frame::read_retry`). In Rust's memory model
-//! a racing plain load is undefined even if its value is discarded, and relaxed atomics would have
-//! to be of the size of the stores (`Extent::store`). So the loads here are inline assembly; the
-//! compiler only knows that they read memory.
+//! holds nothing copies first, and checks afterwards (`Frame::read_retry`). In Rust a racing plain
+//! load is undefined even if its value is discarded, and relaxed atomics would have to be of the
+//! size of the stores (`Extent::store`). So the loads are inline assembly.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
 

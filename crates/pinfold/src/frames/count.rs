@@ -1,5 +1,3 @@
-//! The count in a frame's entry: the shipped one, or the same on a model checker's atomics.
-
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use pinfold_refcount::RefCount as Count;
 

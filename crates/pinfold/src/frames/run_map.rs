@@ -1,5 +1,3 @@
-//! Sets of frames of one 2 MiB run, and sets of runs.
-
 // Not from `crate::base::sync`: changed under the allocator's mutex, or a mutex of the arena's.
 use std::sync::atomic::{AtomicU64, Ordering};
 

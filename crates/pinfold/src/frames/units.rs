@@ -1,5 +1,3 @@
-//! The units of memory: pages, frames and orders of folios, with their limits.
-
 pub(crate) use crate::base::sizes::FRAMES_MIN;
 
 use crate::base::sizes::FOLIO_ORDER_MAX;

@@ -11,8 +11,8 @@
 //!
 //! `touched` has a bit for each *part* of a large folio: a page, or a 64th of the folio. It is 0 as
 //! long as nothing is known. The first read of a part is no use. Before the first use, the bit of a
-//! part of several pages stands for one of its pages, at another place in each part: so whoever
-//! reads one page of each part has few bits. From the first use on it stands for any page.
+//! part of several pages stands for one of these, at another place in each part: so whoever reads
+//! one page of each has few bits. Then it stands for any page.
 //!
 //! # When a read stores here
 //!

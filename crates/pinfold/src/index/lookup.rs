@@ -1,5 +1,3 @@
-//! The look-up of a hit: the directory's words, kept where a handle has them at once.
-
 use super::entry::{Entry, FrameNumber};
 use super::memory::NodeMemory;
 use super::tree::Index;

@@ -9,8 +9,7 @@
 //!         256 B     256 B           256 B       32 B             32 B         < 288 B
 //! ```
 //!
-//! So slots start on a 256-byte boundary, 30 bits of a node's number reach 256 GiB, and marks and
-//! counts are on lines that no look-up ever reads.
+//! So 30 bits of a node's number reach 256 GiB, and no look-up reads the lines of marks and counts.
 //!
 //! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
 //! 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
@@ -18,8 +17,8 @@
 //!
 //! # Why slabs are never given back
 //!
-//! A look-up holds nothing, and may load a word of a node that has been freed and reused. With
-//! slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
+//! A look-up holds nothing, and may load a word of a node that has been reused. As slabs stay
+//! slabs, that is a valid entry of *some* file.
 
 use super::entry::Entry;
 use crate::base::sync::{AtomicU32, AtomicU64};

@@ -47,8 +47,8 @@
 //! # Entries of many pages
 //!
 //! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head.
-//! (Linux has "sibling" entries, for which the look-up must load a second slot.) So replacing
-//! stores up to 32 words, and a folio's order is found by comparing neighbours, five loads at most.
+//! (Linux has "sibling" entries, for which the look-up must load a second slot.) So a folio's order
+//! is found by comparing neighbours, five loads at most.
 
 mod directory;
 mod entry;

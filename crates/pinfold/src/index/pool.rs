@@ -1,7 +1,7 @@
 //! Where index nodes come from: one pool per cache. A writer reserves what its next change can
-//! need. Reserving never calls the frame allocator, which may have to reclaim and for that take
-//! other files' locks: on `NoNodes` the caller releases its file's mutex, calls `refill`, and tries
-//! again. Slabs are never given back (`memory.rs`).
+//! need. It never calls the frame allocator, which may have to take other files' locks: on
+//! `NoNodes` the caller releases its file's mutex, calls `refill`, and tries again. Slabs are never
+//! given back (`memory.rs`).
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -116,8 +116,7 @@ impl<const BITS: u32> NodePool<BITS> {
     }
 
     /// Makes sure of `wanted` free nodes, with slabs from `grow` (naturally aligned, of the size
-    /// given to `new`). Call it with no file locked. Two callers at once may take a slab more than
-    /// needed. Error: `grow` has no more; what it gave before stays with the pool.
+    /// given to `new`). Call it with no file locked. Error: `grow` has no more; what it gave stays.
     #[cfg(not(loom))]
     pub(crate) fn refill(
         &self,

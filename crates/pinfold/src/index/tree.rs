@@ -1,5 +1,3 @@
-//! One file's index as readers have it: the root, and looking a page up.
-
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;

@@ -1,5 +1,3 @@
-//! Limits, marks, and where a folio is.
-
 use super::entry::FrameNumber;
 
 /// 2 MiB.

@@ -1,5 +1,5 @@
-//! Finding the next folio, marked folio, or hole in a range of pages, with the file's mutex held.
-//! Nothing is kept between two calls. Each costs one descent, plus one for each node without any.
+//! The next folio, marked folio, or hole of a range. Costs one descent, and one for each node
+//! without any.
 
 use super::entry::{Entry, Kind};
 use super::node::Node;

@@ -1,5 +1,3 @@
-//! What all modules of a cache share; counted references to folios.
-
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

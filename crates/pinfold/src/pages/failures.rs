@@ -1,5 +1,3 @@
-//! Errors of failed fills, for the threads and batches that waited for them.
-
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::base::sync::Mutex;
 use crate::frames::{Flags, Frame, FrameNumber, Frames, Stamp};
 
-/// One in this many pages: so guards of n pages keep at most 2n pages, or a tenth of the cache.
+/// Of the cache's pages: so guards of n pages keep at most 2n, or a tenth of the cache.
 const SHARE: u32 = 20;
 
 const LOOKED_AT_MAX: usize = 8;

@@ -1,5 +1,3 @@
-//! One value of `File`, with all that a hit needs of the cache and the file in one cache line.
-
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

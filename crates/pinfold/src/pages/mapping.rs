@@ -72,13 +72,13 @@ pub(crate) struct Mapping {
     outdated: std::sync::atomic::AtomicBool,
 }
 
-/// What the cached pages of a file were read under: each of them after a moment at which the file
-/// had these contents. So they are the file's if it still has, and the contents were settled.
+/// Each cached page was read after the file had these contents. So all are the file's if it still
+/// has them, and they were settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadUnder {
     contents: Contents,
     settled: bool,
-    /// It was appended to, as far as is known.
+    /// Appended to, as far as is known.
     grown: bool,
 }
 

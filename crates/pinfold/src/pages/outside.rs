@@ -7,8 +7,8 @@
 //!
 //! Whoever gets a [`Changing`] is called under the file's `change` mutex; so are `leave_memory`,
 //! `taken_in` and `left_in_use`, perhaps `freed`, and `is_unsettled`. Then an answer reads no
-//! source, allocates no frame, and takes only locks that are taken after that mutex
-//! (`pages/mapping.rs`). `settle` may be called under `resizing`. All others may evict.
+//! source, allocates no frame, and takes only locks that come after that mutex
+//! (`pages/mapping.rs`). `settle` may be called under `resizing`. Others may evict.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,3 @@
-//! Which folios are cached, in the order in which the policy (`pinfold-policy`) would evict them.
-
 use pinfold_policy::{Answer, Id, NONE, Place, Residents, S3Fifo, Sweep};
 
 use crate::base::mutant::{self, Mutant};

@@ -29,7 +29,7 @@ pub(crate) use drop::drop_within;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use split::split;
-pub(crate) use together::{Candidates, Frozen, To};
+pub(crate) use together::{Candidates, To};
 #[cfg(feature = "map")]
 pub(crate) use users::let_go;
 pub(crate) use users::{InUse, collect, revoke};

@@ -45,12 +45,6 @@ pub(crate) struct FrozenBatch<'a> {
     states: Vec<Result<usize, InUse>>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Frozen<'a, 'b> {
-    pub(crate) folio: Candidate,
-    pub(crate) changing: &'b mut Changing<'a>,
-}
-
 impl Candidates {
     /// A membarrier takes as long as many evictions; but others wait for the mutexes.
     pub(crate) const MAX: usize = LOOK_MAX;
@@ -122,10 +116,9 @@ impl Candidates {
 }
 
 impl<'a> FrozenBatch<'a> {
-    /// The caller must take the folio out of the index or replace it there.
-    pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
-        let at = self.states[n]?;
-        Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
+    /// Of the `n`th folio, which the caller must take out of the index or replace there.
+    pub(crate) fn get(&mut self, n: usize) -> Result<&mut Changing<'a>, InUse> {
+        Ok(&mut self.changing[self.states[n]?])
     }
 
     /// Of the `n`th mapping: the pages of frozen folios, in rising order, with their numbers.

@@ -14,7 +14,7 @@
 //! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
 //! Each claims its pages while its read is under way, and a file's claims are bounded as what it
-//! has on its way is. One future of a file may always begin, however much it wants.
+//! has on its way is. One future of a file may always begin.
 //!
 //! A batch that finds no memory drops its guards and queues again. After some such retreats it
 //! waits with its guards, but one batch of the cache at a time, the *keeper*: two could wait for
@@ -440,9 +440,8 @@ impl Claim {
 }
 
 /// Pages that some futures bring, and that are held until they are polled. A future may be leaked,
-/// or not polled: so claims are counted by *rounds*, which end while futures queue. A future that
-/// is polled brings its claim into the present round. Of claims of a round before the last, only as
-/// much counts as is still being read.
+/// or not polled: so claims count by *rounds*, which end while futures queue. One that is polled
+/// renews its claim. Of rounds before the last, only as much counts as is still being read.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Of this round and of the last one.

@@ -8,8 +8,8 @@
 //! | free | 0 | the record's thread, at the end of a borrow and when it unregisters |
 //! | announced | frame number of a folio's head (never 0: that is the table's) | the record's thread |
 //!
-//! Only its own thread stores to a slot; any thread may load it. An announcement becomes a borrow
-//! once the reader, *after* storing it, has seen the folio's version even and unchanged.
+//! Any thread may load it. An announcement becomes a borrow once the reader, *after* storing it,
+//! has seen the folio's version even and unchanged.
 //!
 //! # Announcing against freezing
 //!
@@ -22,17 +22,15 @@
 //! | read in place | announced: thaw. Not announced: take the folio apart |
 //! | clear the slot, release | |
 //!
-//! By the two fences at least one side sees the other: if a reader sees v again, every later scan
-//! sees its announcement. So a folio that the scan does not find is not borrowed, and cannot be
-//! borrowed while its version is odd. The scan loads with acquire, so that everything the reader
-//! did before it cleared the slot happens before what the freezer does next.
+//! By the two fences at least one side sees the other. So a folio that the scan does not find is
+//! not borrowed, and cannot be while its version is odd. The scan loads with acquire, so that what
+//! the reader did before it cleared the slot happens before what the freezer does next.
 //!
 //! # Records
 //!
-//! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
-//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
-//! before its record's first announcement. Batches of borrows may take *further* records for a
-//! reader, which it keeps until it unregisters.
+//! Records are never freed or moved while the cache lives, and are reused. `high` bounds the scan:
+//! a thread raises it before its record's first announcement. Batches of borrows may take *further*
+//! records for a reader, which it keeps until it unregisters.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -49,7 +47,7 @@ use crate::frames::{FrameNumber, Frames};
 use crate::base::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
 pub(crate) use crate::base::sizes::{SEATS_FURTHER, SLOTS};
 
-/// A reader that has borrowed more than 16 pages in a batch counts as two, three or four.
+/// One that has borrowed more than 16 pages in a batch counts as two, three or four.
 pub(crate) const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// From so many records in use on, no reader gets a further one: the rest is for new readers.
@@ -364,8 +362,8 @@ impl Drop for ReaderSeat {
     }
 }
 
-/// Folios that left their file while a reader had announced them, with the reference that the index
-/// had. Except for those added since the last scan, there are no more than slots.
+/// Folios that left their file while announced, with the index's reference. But for those added
+/// since the last scan, there are no more than slots.
 #[derive(Debug)]
 pub(crate) struct Deferred(Mutex<VecDeque<FrameNumber>>);
 

@@ -17,7 +17,7 @@ use crate::base::wait::Woken;
 use crate::frames::{FrameNumber, HeldRun, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Candidates, Frozen, To};
+use crate::pages::freeze::{self, Candidates, To};
 use crate::pages::residency::Candidate;
 
 #[cfg(all(feature = "map", not(loom)))]
@@ -185,12 +185,13 @@ pub(crate) fn empty_some(
     let mut moved = Vec::with_capacity(places.len());
     let mut frozen = batch.freeze_all(core, To::Move);
     for (n, &place) in places.iter().enumerate() {
-        let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
+        let Ok(changing) = frozen.get(n) else {
             moved.push(false);
             continue;
         };
-        let Identity { index: page, order, .. } = folio.identity;
-        let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
+        let Candidate { head: frame, identity: Identity { index: page, order, .. } } =
+            batch.folios[n];
+        let folio = FolioAt { page, order: u32::from(order.get()), frame };
         woken.add(freeze::move_frozen(core, changing, folio, place));
         moved.push(true);
     }

@@ -1,5 +1,3 @@
-//! The thread that evicts in the background, from the low watermark to the high one.
-
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 

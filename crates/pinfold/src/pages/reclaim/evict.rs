@@ -13,7 +13,7 @@ use crate::frames::{Frame, FrameNumber, Mobility, Order};
 use crate::index::FolioAt;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
-use crate::pages::freeze::{self, Candidates, Frozen, InUse, To};
+use crate::pages::freeze::{self, Candidates, InUse, To};
 use crate::pages::outside::{Outside, WriteWhen};
 use crate::pages::residency::Candidate;
 
@@ -236,7 +236,7 @@ fn take_out(core: &Core, batch: &Candidates, sweep: &mut Sweep) -> Vec<(Candidat
     let (mut evicted, mut stayed) = (Vec::with_capacity(batch.folios.len()), Vec::new());
     for (n, &folio) in batch.folios.iter().enumerate() {
         match frozen.get(n) {
-            Ok(Frozen { folio, changing, .. }) => {
+            Ok(changing) => {
                 let ghosts_of = changing.mapping().ghosts_of;
                 core.residency.evicted(&core.frames, sweep, folio.head, ghosts_of);
                 core.remove(changing, folio.identity.index, folio.head);

@@ -13,10 +13,8 @@
 //! | `census.rs` | what fills the memory, for errors |
 //! | `by_range.rs` | splitting and moving what is cached of a range, for tests |
 //!
-//! Every `NoMemory` is made by [`shortage`]. Its callers decide that the wait is over: for a folio
-//! in [`allocate`], for a file with enough on its way in [`wait_for_own_file`], for copies in
-//! `copies.rs`, for futures and batches in `access/futures/` and `access/many/`; the rest are in
-//! `map/`.
+//! Every `NoMemory` is made by [`shortage`]. Its callers decide that the wait is over: here, in
+//! `copies.rs`, in `access/futures/` and `access/many/`, and in `map/`.
 
 #[cfg(any(test, feature = "testing"))]
 mod by_range;

@@ -4,7 +4,6 @@
 //! `PINFOLD_STRESS_SEED`. The mutants show that it detects faults.
 //!
 //! A program of its own: its handler of SIGBUS has to be there before that of the first cache.
-#![cfg(not(any(loom, shuttle)))] // the model checkers build without the public types
 
 #![cfg(not(any(loom, shuttle)))] // the model checkers build without the public types
 

@@ -36,6 +36,12 @@ impl<T> Mutex<T> {
     }
 }
 
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Mutex::new(T::default())
+    }
+}
+
 #[cfg(loom)]
 #[derive(Debug)]
 pub(super) struct Condvar(loom::sync::Condvar);

@@ -14,7 +14,6 @@ use crate::map::lend::{
 };
 use crate::map::lent::{self, LentPatience};
 use crate::mapped::load::{Bringing, LOOK_AGAIN};
-use crate::mapped::mirror::SystemRefused;
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
@@ -30,10 +29,8 @@ const WINDOW_PAGES: u32 = 32;
 
 /// Reads `page`, or waits for who reads it, and then for memory and for the page's place, unless
 /// maps show an older version there: what [`look`] needs.
-///
-/// # Errors
-/// As [`File::get`](crate::File::get); there is no memory for it, or another folio, without that
-/// page, keeps its place for too long.
+/// Error: as [`File::get`](crate::File::get); there is no memory for it, or another folio, without
+/// that page, keeps its place for too long.
 pub(crate) async fn bring<'a>(
     handle: &'a Handle,
     page: u64,
@@ -110,6 +107,8 @@ pub(super) async fn ready<'a>(
 ) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let identity = read.frame().identity();
+    let wish = identity.order;
+    let shortage = |why: Shortage| why.of(mapping, identity.index);
     let blocks = matches!(waiter, Waiter::Thread);
     let mut naps = 0;
     // Ends: there is a bound for the place, and memory is found or waited for without the folio.
@@ -121,29 +120,23 @@ pub(super) async fn ready<'a>(
         let place = place_of(&read);
         if !mirror.is_taken(&place) {
             waits.place = None;
-            let shortage = |why: Shortage| why.of(mapping, identity.index);
-            let at_once = lent::allocate_lent(core, identity.order, false);
-            let got = match (at_once.map_err(shortage)?, waiter) {
-                (None, Waiter::Thread) => {
-                    match core.mapped.may_wait_with(identity.order.frames()) {
-                        Some(_waits) => {
-                            lent::allocate_lent(core, identity.order, true).map_err(shortage)?
-                        }
-                        None => None,
-                    }
-                }
-                (None, Waiter::Task(rests)) => lent::evict_for_task(core, identity.order, rests),
+            let got = match (lent::lent_at_once(core, wish), waiter) {
+                (None, Waiter::Thread) => match core.mapped.may_wait_with(wish.frames()) {
+                    Some(_waits) => Some(lent::allocate_lent(core, wish).map_err(shortage)?),
+                    None => None,
+                },
+                (None, Waiter::Task(rests)) => lent::evict_for_task(core, wish, rests),
                 (got, _) => got,
             };
-            let Some((new, order)) = got else {
+            let Some((head, order)) = got else {
                 drop(read);
                 let patience = waits.memory.get_or_insert_with(|| LentPatience::new(core));
-                let waited = lent::wait_for_lent(core, identity.order, patience, waiter);
+                let waited = lent::wait_for_lent(core, wish, patience, waiter);
                 waited.await.map_err(shortage)?;
                 return Ok(None);
             };
-            let spare = Spare { core, head: new, order };
-            if order == identity.order {
+            let spare = Spare { core, head, order };
+            if order == wish {
                 return Ok(Some((read, Some(spare))));
             }
             drop(spare);
@@ -154,7 +147,7 @@ pub(super) async fn ready<'a>(
             return Ok(Some((read, None)));
         }
         naps += 1;
-        if naps > NAPS_MAX && identity.order > Order::MIN {
+        if naps > NAPS_MAX && wish > Order::MIN {
             // The place of another of its pages is taken, perhaps for long.
             make_smaller(handle, read, Order::MIN, blocks)?;
             return Ok(None);
@@ -175,15 +168,13 @@ pub(super) async fn ready<'a>(
 pub(crate) fn older_version(mapping: &Mapping) -> Error {
     let why = "an older version of the page is still in use there";
     let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
-    mapping.mirror_error(SystemRefused::to(PUT)(late))
+    mapping.mirror_of_folios().refused(PUT, late)
 }
 
 /// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
 /// as long as the reference that this returns. `None`: an older version is there, which somebody
 /// uses.
-///
-/// # Errors
-/// As [`bring`].
+/// Error: as [`bring`].
 pub(crate) async fn put<'a>(
     handle: &'a Handle,
     page: u64,

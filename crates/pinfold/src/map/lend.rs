@@ -1,24 +1,27 @@
 //! Lending pages to a file's mirror, where they can be mapped.
 //!
 //! A folio is read into the arena like any other (`fill`), and moves to the mirror when a mapped
-//! access wants one of its pages: [`look`]. From then on the kernel maps its pages by itself. The
-//! steps, for the folio and for those that follow it in the file and are in the arena, too:
-//! 1. allocate a hollow folio for each; claim its place;
+//! access wants one of its pages ([`look`]), whether it is used or not. From then on the kernel maps
+//! its pages by itself. The steps, for the folio and for those that follow it in the file and are in
+//! the arena, too:
+//! 1. allocate a hollow folio for each (count 1, version odd, no mapping); claim its place;
 //! 2. copy its bytes to the place, under a reference;
-//! 3. under the mapping's `change` mutex put the new folios into the index (`lend/exchange.rs`);
-//! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.
+//! 3. under the mapping's `change` mutex put the new folios into the index ([`exchange`]). This is
+//!    no user of freeze: guards, borrows and pins keep the old folio with its bytes, and all others
+//!    find the new one;
+//! 4. end the claims; let go of the old folios (`freeze/users.rs`), which frees their memory once
+//!    nobody uses them.
 //!
 //! A folio with a readahead mark is not lent with those before it: so the mapped access that first
 //! wants it is seen, and reads further ahead.
-
-mod exchange;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::heap;
 use crate::base::mutant::{self, Mutant};
-use crate::base::{heap, wait};
+use crate::base::wait::{self, Woken};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
@@ -26,12 +29,13 @@ use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
 use crate::map::lent;
 use crate::mapped::load::Bringing;
-use crate::mapped::mirror::{Mirror, PlaceClaim, Shown, SystemRefused};
+use crate::mapped::mirror::{Mirror, PlaceClaim, Shown};
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
 use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
+use crate::pages::mapping::Changing;
 use crate::pages::reclaim;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
@@ -43,7 +47,7 @@ pub(crate) const NAP: Duration = Duration::from_millis(1);
 /// What [`NAP`] is for threads, for a task, which has a thread wait so long once.
 const COPY_NAP: Duration = Duration::from_micros(100);
 
-/// What is [`SystemRefused`] where the bytes of a folio do not get into the mirror.
+/// What the system refuses where the bytes of a folio do not get into the mirror.
 pub(super) const PUT: &str = "put pages there";
 
 /// The smallest budget with maps: the arena has some left when three runs are hollow.
@@ -54,8 +58,7 @@ const BUDGET_MIN_BYTES: u64 = 8 << 20;
 pub(crate) struct Mapper(Arc<Core>);
 
 impl Mapper {
-    /// # Errors
-    /// [`ErrorKind::Invalid`]: the cache is too small for mirrors.
+    /// Error: [`ErrorKind::Invalid`]: the cache is too small for mirrors.
     pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
         let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
         let least_bytes = BUDGET_MIN_BYTES;
@@ -91,10 +94,11 @@ pub(crate) enum Look<'a> {
 /// A folio on its way to the mirror.
 struct Lending<'a> {
     old: Held<'a>,
-    new: FrameNumber,
+    new: Spare<'a>,
     page: u64,
-    order: Order,
     claim: PlaceClaim<'a>,
+    /// The index has the new one.
+    is_lent: bool,
 }
 
 /// The mirror of the handle's file, as long as the file.
@@ -112,15 +116,14 @@ pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
 /// does not concern the pages that it has room for.
 pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
     let mirror = grown(handle, || held.offset() + held.frame().file_bytes() as u64)?;
-    let page = held.frame().identity().index;
-    mirror.reach(page).map_err(|why| handle.mapping.mirror_error(why))?;
+    mirror.reach(held.frame().identity().index)?;
     Ok(mirror)
 }
 
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
     let mirror = handle.mapping.mirror(&handle.core)?;
-    mirror.grow(bytes).map_err(|why| handle.mapping.mirror_error(why))?;
+    mirror.grow(bytes)?;
     Ok(mirror)
 }
 
@@ -148,10 +151,7 @@ pub(crate) unsafe fn look<'a>(
     // Ends: each turn but the last lends the folio, or waits for another thread, a few times.
     for _ in 0..NAPS_MAX {
         // Frozen: as if it were absent, where it is waited for.
-        let Some(held) = handle.core.hold(&handle.mapping, page) else { break };
-        if held.frame().is_changing() || !reaches(&held, page) {
-            break;
-        }
+        let Some(held) = up_to_date(handle, page) else { break };
         if held.frame().is_hollow() {
             if read.is_some() {
                 held.another().into_iter().for_each(|other| handle.core.keep_recent(other));
@@ -184,54 +184,41 @@ pub(crate) unsafe fn look<'a>(
 /// for memory. It evicts if there is none at once, and makes a folio smaller that hollow frames
 /// have no room for. The caller has no reference to the folio, or it would be dropped instead.
 #[cfg(feature = "serve")]
-pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
+pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Option<Held<'_>>> {
     handle.core.check_owner()?;
     let core = &*handle.core;
     // Ends: each turn but the last lends the folio, or makes it smaller.
     for _ in 0..NAPS_MAX {
-        let Some(held) = core.hold(&handle.mapping, page) else { break };
-        if held.frame().is_changing() || !reaches(&held, page) {
-            break;
-        }
+        let Some(held) = up_to_date(handle, page) else { break };
         if held.frame().is_hollow() {
-            return Ok(Look::There(held));
+            return Ok(Some(held));
         }
         let mirror = with_room_for(handle, &held)?;
-        let identity = held.frame().identity();
-        let place = place_of(&held);
-        if mirror.is_taken(&place) {
+        let wish = held.frame().order();
+        if mirror.is_taken(&place_of(&held)) {
             break;
         }
-        let mut got = lent::allocate_lent(core, identity.order, false)
-            .map_err(|why| why.of(&handle.mapping, identity.index))?;
-        if got.is_none() {
-            got = lent::evict_for_lent(core, identity.order);
-        }
+        let got = lent::lent_at_once(core, wish).or_else(|| lent::evict_for_lent(core, wish));
         let Some((head, order)) = got else { break };
         let spare = Spare { core, head, order };
-        if order != identity.order {
+        if order != wish {
             drop(spare);
             make_smaller(handle, held, order, mutant::on(Mutant::LookWaits))?;
             continue;
         }
         // SAFETY: nothing is shown.
-        match unsafe { lend(handle, mirror, held, Some(spare), None) }? {
-            Lent::Done => {}
-            Lent::NoMemory | Lent::PlaceTaken => break,
+        if unsafe { lend(handle, mirror, held, Some(spare), None) }? != Lent::Done {
+            break;
         }
     }
-    Ok(Look::Absent)
+    Ok(None)
 }
 
 /// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory
 /// for it at once. One with a readahead mark is not, as for who goes on in order.
 #[cfg(feature = "serve")]
 pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
-    let look = || {
-        let held = handle.core.hold(&handle.mapping, page)?;
-        (!held.frame().is_changing() && reaches(&held, page)).then_some(held)
-    };
-    let held = look()?;
+    let held = up_to_date(handle, page)?;
     if held.frame().is_hollow() {
         return Some(held);
     }
@@ -240,7 +227,19 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
     }
     // SAFETY: nothing is shown.
     unsafe { lend(handle, with_room_for(handle, &held).ok()?, held, None, None) }.ok()?;
-    look().filter(|held| held.frame().is_hollow())
+    in_mirror(handle, page)
+}
+
+/// The folio that has `page`, if it is in the mirror.
+#[cfg(feature = "serve")]
+pub(crate) fn in_mirror(handle: &Handle, page: u64) -> Option<Held<'_>> {
+    up_to_date(handle, page).filter(|held| held.frame().is_hollow())
+}
+
+/// The folio that has `page`, if its bytes are there.
+fn up_to_date(handle: &Handle, page: u64) -> Option<Held<'_>> {
+    let held = handle.core.hold(&handle.mapping, page)?;
+    (!held.frame().is_changing() && reaches(&held, page)).then_some(held)
 }
 
 /// How often [`look`] looks.
@@ -277,8 +276,7 @@ pub(crate) fn reaches(held: &Held<'_>, page: u64) -> bool {
 
 /// The pages of a folio, and so its place in the mirror.
 pub(super) fn place_of(held: &Held<'_>) -> Range<u64> {
-    let identity = held.frame().identity();
-    identity.pages()
+    held.frame().identity().pages()
 }
 
 /// What became of a folio that was to be lent.
@@ -328,24 +326,17 @@ unsafe fn lend_together<'a>(
     }
     let identity = wanted.frame().identity();
     let spare = spare.filter(|spare| spare.order == identity.order);
-    let new = match spare {
-        Some(spare) => spare.take(),
-        None => match lent_now(core, identity.order) {
-            Some(new) => new,
-            None => return Ok(Lent::NoMemory),
-        },
+    let Some(new) = spare.or_else(|| Spare::at_once(core, identity.order)) else {
+        return Ok(Lent::NoMemory);
     };
-    let Some(first) = Lending::of(core, mirror, wanted, new) else {
-        return Ok(Lent::PlaceTaken);
-    };
+    let Some(first) = Lending::of(mirror, wanted, new) else { return Ok(Lent::PlaceTaken) };
     let mut all = vec![first];
     let stream = &handle.stream;
     if has_room && !stream.is_random() && !stream.is_proving(identity.pages().end) {
         lengthen(handle, mirror, &mut all);
     }
     // Step 2. What follows a folio that cannot be copied is not lent.
-    let mut copied = 0;
-    let mut failed = None;
+    let (mut copied, mut failed) = (0, None);
     for lending in &all {
         let from = core.frames.address(lending.old.head());
         let bytes = lending.old.frame().file_bytes();
@@ -358,48 +349,64 @@ unsafe fn lend_together<'a>(
         copied += 1;
     }
     // Step 3.
-    let mut woken = crate::base::wait::Woken::default();
-    let mut gone = Vec::with_capacity(all.len());
+    let mut woken = Woken::default();
     let mut changing = mapping.change();
-    let mut lent = Vec::with_capacity(all.len());
-    for (n, lending) in all.iter().enumerate() {
-        let folio = FolioAt {
-            page: lending.page,
-            order: u32::from(lending.order.get()),
-            frame: lending.old.head(),
-        };
-        let done =
-            if n < copied { exchange::lend(core, &mut changing, folio, lending.new) } else { None };
-        lent.push(done.is_some());
-        if let Some(others) = done {
+    for lending in &mut all[..copied] {
+        if let Some(others) = exchange(core, &mut changing, lending) {
+            lending.is_lent = true;
             woken.add(others);
-            gone.push(folio.frame);
         }
     }
     drop(changing);
     drop(woken);
     // Step 4.
-    for (lending, lent) in all.into_iter().zip(lent) {
-        if !lent {
-            if !mutant::on(Mutant::LenderKeepsPages) {
-                lending.claim.punch();
-            }
-            core.give_back(lending.new);
+    let mut gone = Vec::with_capacity(all.len());
+    for lending in all {
+        if lending.is_lent {
+            gone.push(lending.old.head());
+            std::mem::forget(lending.new); // the reference is the index's
+        } else if !mutant::on(Mutant::LenderKeepsPages) {
+            lending.claim.punch();
         }
     }
     freeze::let_go(core, &gone);
     match failed {
-        Some(cause) if copied == 0 => Err(mapping.mirror_error(SystemRefused::to(PUT)(cause))),
+        Some(cause) if copied == 0 => Err(mirror.refused(PUT, cause)),
         _ => Ok(Lent::Done),
     }
 }
 
-impl Spare<'_> {
-    /// The folio, whose reference is the caller's from here on.
-    fn take(self) -> FrameNumber {
-        let head = self.head;
-        std::mem::forget(self);
-        head
+/// Step 3, for one of them. `None`: the folio has left the index, or changes.
+fn exchange(core: &Core, changing: &mut Changing<'_>, lending: &Lending<'_>) -> Option<Woken> {
+    let (old_head, new_head) = (lending.old.head(), lending.new.head);
+    let (old, new) = (lending.old.frame(), core.frames.frame(new_head));
+    let folio =
+        FolioAt { page: lending.page, order: u32::from(lending.new.order.get()), frame: old_head };
+    let there = changing.writer(&core.nodes).folio(folio.page);
+    if (there != Some(folio) || old.is_changing()) && !mutant::on(Mutant::LendGone) {
+        return None;
+    }
+    let identity = old.identity();
+    assert_eq!(identity.order, new.order(), "lent to a folio of another size");
+    old.change_begin(); // no thread reads, announces or holds it anew
+    new.set_uses_of(old);
+    new.set_identity(identity);
+    new.set_file_bytes(old.file_bytes());
+    let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
+    assert_eq!(replaced, Some(folio), "lent another folio");
+    core.residency.replace(&core.frames, old_head, new_head);
+    new.change_end();
+    // A reader may have taken a reference to it since the index has it, and wait for this.
+    let woken = core.waiters.wake_later(new_head.0);
+    old.forget_identity();
+    Some(woken)
+}
+
+impl<'a> Spare<'a> {
+    /// One of that order, if there is one at once.
+    fn at_once(core: &'a Core, order: Order) -> Option<Self> {
+        let (head, got) = lent::lent_at_once(core, order)?;
+        Some(Spare { core, head, order: got }).filter(|_| got == order)
     }
 }
 
@@ -410,36 +417,17 @@ impl Drop for Spare<'_> {
 }
 
 impl<'a> Lending<'a> {
-    /// Claims the place of `old`. `None`: it is taken, or `old` has left the index; `new` is given
-    /// back.
+    /// Claims the place of `old`. `None`: it is taken, or `old` has left the index.
     ///
     /// Whether it has left is asked once the place is claimed. If it has not, no other folio owns
     /// the place, and none will before the claim ends. If it has, the place may be that of the
     /// folio to which it was lent.
-    fn of(core: &Core, mirror: &'a Mirror, old: Held<'a>, new: FrameNumber) -> Option<Self> {
-        let identity = old.frame().identity();
-        let (page, order) = (identity.index, identity.order);
-        let claim = mirror.claim(page..page + u64::from(order.frames()));
-        match claim {
-            Some(claim) if !old.frame().is_changing() || mutant::on(Mutant::LendBlindly) => {
-                Some(Lending { old, new, page, order, claim })
-            }
-            _ => {
-                core.give_back(new);
-                None
-            }
-        }
+    fn of(mirror: &'a Mirror, old: Held<'a>, new: Spare<'a>) -> Option<Self> {
+        let page = old.frame().identity().index;
+        let claim = mirror.claim(page..page + u64::from(new.order.frames()))?;
+        let is_there = !old.frame().is_changing() || mutant::on(Mutant::LendBlindly);
+        is_there.then_some(Lending { old, new, page, claim, is_lent: false })
     }
-}
-
-/// A lent folio of that order, if there is one at once.
-fn lent_now(core: &Core, order: Order) -> Option<FrameNumber> {
-    let (new, got) = lent::allocate_lent(core, order, false).ok()??;
-    if got != order {
-        core.give_back(new);
-        return None;
-    }
-    Some(new)
 }
 
 /// Adds the folios that follow, as long as they are up to date in the arena, and there is memory at
@@ -447,7 +435,7 @@ fn lent_now(core: &Core, order: Order) -> Option<FrameNumber> {
 fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a>>) {
     let core = &*handle.core;
     let mut left = PAGES_MAX;
-    let mut page = all.last().map_or(0, |last| last.page + u64::from(last.order.frames()));
+    let mut page = all.last().map_or(0, |last| last.page + u64::from(last.new.order.frames()));
     // Ends: each turn advances `page`, or is the last.
     while left > 0 {
         let Some(held) = core.hold(&handle.mapping, page) else { break };
@@ -462,8 +450,8 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
         if !fits {
             break;
         }
-        let Some(new) = lent_now(core, identity.order) else { break };
-        let Some(next) = Lending::of(core, mirror, held, new) else { break };
+        let Some(new) = Spare::at_once(core, identity.order) else { break };
+        let Some(next) = Lending::of(mirror, held, new) else { break };
         all.push(next);
         left -= pages;
         page += u64::from(pages);

@@ -2,14 +2,13 @@
 //!
 //! A hollow run has no memory of its own (`frames/hollow.rs`), so its frames and those of the arena
 //! do not stand in for each other. The policy evicts in one order, whatever kind of frame that
-//! frees. This file makes a free run of the arena hollow, when frames for mirrors are wanted and
-//! the arena has more free than it wants.
+//! frees. A free run of the arena becomes hollow when frames for mirrors are wanted and the arena
+//! has more free than it wants.
 //!
 //! Eviction takes back a hollow run, when the arena wants frames and the hollow runs have as many
-//! free as one has: what is in it moves to the others, which copies no byte. What is in use cannot
-//! move: it keeps its frames, but not the run (`frames/hollow.rs`). One run stays hollow while
-//! there are maps: where guards lie in all others, none could become hollow anew, and accesses
-//! would fail although nearly all is free.
+//! free as one has: what is in it moves to the others, which copies no byte. What is in use keeps
+//! its frames, but not the run. One run stays hollow while there are maps: where guards lie in all
+//! others, none could become hollow anew, and accesses would fail although nearly all is free.
 
 use std::time::Duration;
 
@@ -18,9 +17,8 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::wait::Woken;
 use crate::frames::{FrameNumber, Order, TAKEN_BACK_MIN};
-use crate::mapped::task::{Rests, Waiter};
+use crate::mapped::task::{Rests, Waiter, now};
 use crate::pages::core::Core;
-
 use crate::pages::reclaim::{
     self, NAP_MAX, NAP_MIN, Patience, RunContent, RunRank, Shortage, best_runs, evict, evict_again,
     evict_at_once, shortage,
@@ -33,7 +31,7 @@ const FIRST_TRIES: u32 = 4;
 const PAGES_AT_ONCE: u32 = 16;
 
 /// How long a task rests that has found no hollow frames.
-pub(crate) const TASK_NAP: Duration = Duration::from_micros(500);
+const TASK_NAP: Duration = Duration::from_micros(500);
 
 /// [`Patience`] of who waits for hollow frames: threads that get some take turns, and a mapped
 /// access that came late has its turn yet. An error would be a signal.
@@ -42,11 +40,13 @@ pub(crate) struct LentPatience {
     patience: Patience,
     /// How much was lent when it was asked last.
     lent: u64,
+    /// How long the thread sleeps next, if nothing could be evicted. `None` before the first wait.
+    nap: Option<Duration>,
 }
 
 impl LentPatience {
     pub(crate) fn new(core: &Core) -> Self {
-        LentPatience { patience: Patience::new(core), lent: Self::lent(core) }
+        LentPatience { patience: Patience::new(core), lent: Self::lent(core), nap: None }
     }
 
     fn lent(core: &Core) -> u64 {
@@ -60,60 +60,39 @@ impl LentPatience {
 }
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
-/// [`alloc_hollow`](crate::frames::Frames::alloc_hollow) does. With `needed`, evicts until there is
-/// one, or says why there is none; without, returns `None` if there is none at once.
-pub(crate) fn allocate_lent(
-    core: &Core,
-    wish: Order,
-    needed: bool,
-) -> Result<Option<(FrameNumber, Order)>, Shortage> {
-    if let Some(got) = at_once(core, wish) {
-        if core.frames.free_hollow() < core.pressure.low_frames {
-            core.pressure.bell.ring();
-        }
-        return Ok(Some(count(core, got)));
-    }
-    if !needed {
-        return Ok(None);
-    }
-    let (mut patience, mut nap) = (LentPatience::new(core), NAP_MIN);
+/// [`alloc_hollow`](crate::frames::Frames::alloc_hollow) does. Evicts until there is one, or says
+/// why there is none.
+pub(crate) fn allocate_lent(core: &Core, wish: Order) -> Result<(FrameNumber, Order), Shortage> {
+    let mut patience = LentPatience::new(core);
     // Ends: when memory comes, or patience is at an end.
     loop {
-        let seen = core.pressure.progress_seen();
-        let evicted = evict_again(core, wish.frames().max(PAGES_AT_ONCE), &patience.patience);
-        if let Some(got) = at_once(core, wish) {
-            return Ok(Some(count(core, got)));
+        if let Some(got) = lent_at_once(core, wish) {
+            return Ok(got);
         }
-        if patience.is_over(core) {
-            return Err(shortage(core, wish.bytes() as u64));
-        }
-        if evicted.evicted == 0 {
-            core.pressure.wait_for_progress(seen, nap);
-            nap = (nap * 2).min(NAP_MAX);
-        }
+        now(wait_for_lent(core, wish, &mut patience, Waiter::Thread))?;
     }
 }
 
 /// A turn of eviction and a short sleep, for a thread or a task that has no folio, and then tries
 /// again.
-///
-/// # Errors
-/// Its patience is at an end.
+/// Error: its patience is at an end, and it has waited before.
 pub(crate) async fn wait_for_lent(
     core: &Core,
     wish: Order,
     patience: &mut LentPatience,
     waiter: Waiter<'_>,
 ) -> Result<(), Shortage> {
-    if patience.is_over(core) {
+    if patience.nap.is_some() && patience.is_over(core) {
         return Err(shortage(core, wish.bytes() as u64));
     }
+    let nap = patience.nap.map_or(NAP_MIN, |nap| (nap * 2).min(NAP_MAX));
+    patience.nap = Some(nap);
     let seen = core.pressure.progress_seen();
     match waiter {
         Waiter::Thread => {
             let pages = wish.frames().max(PAGES_AT_ONCE);
             if evict_again(core, pages, &patience.patience).evicted == 0 {
-                core.pressure.wait_for_progress(seen, NAP_MAX);
+                core.pressure.wait_for_progress(seen, nap);
             }
         }
         // What could be evicted was, and the daemon is at work.
@@ -122,11 +101,11 @@ pub(crate) async fn wait_for_lent(
     Ok(())
 }
 
-/// [`allocate_lent`] after one turn of eviction, for who may not sleep.
+/// [`lent_at_once`] after one turn of eviction, for who may not sleep.
 pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     core.pressure.bell.ring();
     evict_at_once(core, core.pressure.direct_pages.max(wish.frames()));
-    at_once(core, wish)
+    lent_at_once(core, wish)
 }
 
 /// [`evict_for_lent`] for a task, of which there may be many: one in a while evicts for all of its
@@ -136,19 +115,25 @@ pub(crate) fn evict_for_task(
     wish: Order,
     rests: &Rests,
 ) -> Option<(FrameNumber, Order)> {
-    if rests.once_in(TASK_NAP) { evict_for_lent(core, wish) } else { at_once(core, wish) }
+    if rests.once_in(TASK_NAP) { evict_for_lent(core, wish) } else { lent_at_once(core, wish) }
 }
 
-/// What is free, or can become hollow.
-fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
-    let got = core.frames.alloc_hollow(wish);
-    if got.is_some_and(|(_, order)| order == wish) || !lend(core) {
-        return got;
+/// As [`allocate_lent`], of what is free, or can become hollow.
+pub(crate) fn lent_at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
+    let mut got = core.frames.alloc_hollow(wish);
+    if got.is_none_or(|(_, order)| order != wish) && lend(core) {
+        if let Some((smaller, _)) = got {
+            core.give_back(smaller);
+        }
+        got = core.frames.alloc_hollow(wish);
     }
-    if let Some((smaller, _)) = got {
-        core.give_back(smaller);
+    if got.is_some() {
+        core.mapped.lent.fetch_add(1, Ordering::Relaxed); // a count
+        if core.frames.free_hollow() < core.pressure.low_frames {
+            core.pressure.bell.ring();
+        }
     }
-    core.frames.alloc_hollow(wish)
+    got
 }
 
 /// Makes a run hollow if none is, for which it evicts what is in it. Best effort: users of folios
@@ -160,12 +145,6 @@ pub(crate) fn lend_first(core: &Core) {
         }
         evict(core, Order::MAX.frames() + core.pressure.high_frames);
     }
-}
-
-/// Notes that a folio was lent.
-fn count(core: &Core, got: (FrameNumber, Order)) -> (FrameNumber, Order) {
-    core.mapped.lent.fetch_add(1, Ordering::Relaxed); // a count
-    got
 }
 
 /// Lends a run, if the arena has more than enough free.
@@ -577,7 +556,7 @@ mod tests {
         let core = cache.core();
         let mut patience = super::LentPatience::new(core);
         std::thread::sleep(Duration::from_millis(1100));
-        let (lent, _) = super::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+        let (lent, _) = super::allocate_lent(core, Order::MIN).unwrap();
         assert!(!patience.is_over(core));
         std::thread::sleep(Duration::from_millis(1100));
         assert!(patience.is_over(core));

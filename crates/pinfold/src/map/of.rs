@@ -1,14 +1,18 @@
 //! A cache, its files and what a `change` mutex guards, as mapped memory sees them: the mirror of a
 //! file, the states of own memory, the swap, and the folios that are kept after an access.
 
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+
+use rustix::io::Errno;
 
 use crate::base::mutant::{self, Mutant};
 use crate::cache::Cache;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
-use crate::frames::FrameNumber;
-use crate::mapped::mirror::{Mirror, SystemRefused};
+use crate::frames::{FrameNumber, PAGE_SHIFT};
+use crate::mapped::mirror::Mirror;
 use crate::mapped::swap::Swap;
 use crate::mapped::swap::pages::{OwnMemory, PageStates, Unused};
 use crate::pages::core::{Core, Held};
@@ -20,10 +24,11 @@ impl Core {
         self.mapped.swap.as_ref()
     }
 
-    pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
-        if let Some(swap) = self.own_swap() {
-            for unused in unused {
-                swap.give(unused);
+    /// Gives back slots that are of no more use.
+    pub(crate) fn give_slots(&self, unused: impl IntoIterator<Item = Unused>) {
+        for Unused(slot) in unused {
+            if let (Some(swap), Some(slot)) = (self.own_swap(), slot) {
+                swap.slots().give(slot);
             }
         }
     }
@@ -61,8 +66,7 @@ impl Mapping {
         // Under the mutex under which the length changes, so that it is of one length.
         let _resizing = self.resizing.lock();
         if self.mirror_if_made().is_none() {
-            let made = Mirror::new(self.len_bytes(), core.mapped.uffd()?);
-            let made = made.map_err(|why| self.mirror_error(why))?;
+            let made = Mirror::new(&self.path, self.len_bytes(), core.mapped.uffd()?)?;
             let _ = self.mapped.mirror.set(Arc::new(made));
         }
         Ok(self.mirror_of_folios())
@@ -77,10 +81,30 @@ impl Mapping {
         self.mirror_if_made().expect("mirrored folios are those of a file that has a mirror")
     }
 
-    /// The error that the system has refused something of its mirror.
-    pub(crate) fn mirror_error(&self, why: SystemRefused) -> Error {
-        let SystemRefused { what, cause } = why;
-        Cause::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
+    /// The error that the system has refused `what` of these bytes, as a map of them needs.
+    pub(crate) fn map_error(
+        &self,
+        what: &'static str,
+        bytes: &Range<u64>,
+        cause: impl Into<io::Error>,
+    ) -> Error {
+        let (path, cause) = (self.path.clone(), Arc::new(cause.into()));
+        Cause::Map { what, path, start: bytes.start, end: bytes.end, cause }.into()
+    }
+
+    /// [`map_error`](Self::map_error) of one page.
+    pub(crate) fn page_error(
+        &self,
+        what: &'static str,
+        page: u64,
+        cause: impl Into<io::Error>,
+    ) -> Error {
+        self.map_error(what, &(page << PAGE_SHIFT..(page + 1) << PAGE_SHIFT), cause)
+    }
+
+    /// The error that the heap has no memory for what a page of a map needs.
+    pub(crate) fn no_heap(&self, page: u64) -> Error {
+        self.page_error("bring", page, Errno::NOMEM)
     }
 
     /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
@@ -114,11 +138,11 @@ impl Cache {
 struct Nowhere(u64);
 
 impl Source for Nowhere {
-    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
-        Err(std::io::Error::other("own memory is not read from a source"))
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::other("own memory is not read from a source"))
     }
 
-    fn len_bytes(&self) -> std::io::Result<u64> {
+    fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.0)
     }
 

@@ -148,12 +148,12 @@ impl Outside for Core {
     }
 
     fn offer_no_more(&self, turns: &mut PieceTurns) {
-        turns.now = self.mapped.pieces.first();
+        turns.now = self.mapped.pieces.lock().first();
     }
 
     fn end_turns(&self, turns: PieceTurns) {
         if let Some(piece) = turns.now {
-            self.mapped.pieces.put_back(piece);
+            self.mapped.pieces.lock().put_back(piece);
         }
     }
 

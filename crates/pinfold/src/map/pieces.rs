@@ -1,14 +1,13 @@
 //! Which mapped folios are evicted: whole pieces of a file, in two steps.
 //!
 //! To take pages out of page tables costs an interrupt to every processor that runs the program,
-//! for one page as for all of a range. So mapped folios leave together with those that lie near
-//! them: those of 2 MiB, or of up to 128 MiB where few are in memory.
+//! for one page as for all of a range. So mapped folios leave with those that lie near them: those
+//! of 2 MiB, or of up to 128 MiB where few are in memory.
 //!
 //! Accesses through a map are not seen. So when the policy offers a mapped folio, the pages of its
-//! piece are taken out of the page tables alone, and the piece waits
-//! ([`Pieces`](crate::mapped::pieces)) until enough others do. What was mapped again meanwhile
-//! stays, as does what was used by other ways in; the rest is evicted: Corbató's second chance ("A
-//! paging experiment with the Multics system", 1968).
+//! piece are taken out of the page tables alone, and the piece waits until enough others do. What
+//! was mapped again meanwhile, or used by other ways in, stays; the rest is evicted: Corbató's
+//! second chance ("A paging experiment with the Multics system", 1968).
 
 use pinfold_policy::{Answer, Sweep};
 
@@ -51,14 +50,13 @@ pub(super) fn offer(
     let mapping = core.mappings.get(identity.mapping);
     // Own memory may have to be written first.
     let Some(mapping) = mapping.filter(|it| it.own().is_none()) else { return false };
-    let pieces = &core.mapped.pieces;
+    let has = |piece: &Piece| core.mapped.pieces.lock().has(piece);
     let enough = u64::from(core.frames.hollow_frames()) / WAITING_SHARE;
     let piece = Piece::of(identity.mapping, identity.index);
-    if !pieces.has(&piece) {
-        let (piece, pages) = with_enough(core, &mapping, piece, enough.min(PAGES_ENOUGH));
-        if pieces.add(&piece, pages)
-            && let Some(mirror) = mapping.mirror_if_made()
-        {
+    if !has(&piece) {
+        let (piece, pages) = with_enough(core, &mapping, piece, enough.min(PAGES_ENOUGH), has);
+        let is_new = core.mapped.pieces.lock().add(&piece, pages);
+        if let Some(mirror) = mapping.mirror_if_made().filter(|_| is_new) {
             mirror.shown.unmap(&piece.pages);
         }
     }
@@ -67,10 +65,11 @@ pub(super) fn offer(
     core.residency.stays(&core.frames, sweep, head, Answer::Busy);
     turns.offers += 1;
     if turns.now.is_none() {
-        turns.now = match pieces.next(enough) {
-            None if turns.offers >= OFFERS_MAX => pieces.first(),
-            next => next,
-        };
+        let mut pieces = core.mapped.pieces.lock();
+        turns.now = pieces.next(enough);
+        if turns.now.is_none() && turns.offers >= OFFERS_MAX {
+            turns.now = pieces.first();
+        }
     }
     true
 }
@@ -78,13 +77,12 @@ pub(super) fn offer(
 /// The next at most `most` folios of the piece whose turn it is. Empty: the turn is over.
 pub(super) fn next(core: &Core, turns: &mut PieceTurns, most: usize) -> Vec<Candidate> {
     let Some(piece) = turns.now.take() else { return Vec::new() };
-    let pieces = &core.mapped.pieces;
     turns.offers = 0;
     // Its number may be another's by now.
     let mapping = core.mappings.get(piece.mapping).filter(|it| it.own().is_none());
     let folios = mapping.as_ref().map(|it| folios_of(core, it, &piece)).unwrap_or_default();
     if folios.is_empty() {
-        pieces.end(&piece);
+        core.mapped.pieces.lock().end(&piece);
         return Vec::new();
     }
     let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
@@ -111,14 +109,20 @@ pub(super) fn next(core: &Core, turns: &mut PieceTurns, most: usize) -> Vec<Cand
     }
     turns.used = if going.is_empty() { turns.used + 1 } else { 0 };
     if turns.now.is_none() {
-        pieces.end(&piece);
+        core.mapped.pieces.lock().end(&piece);
     }
     going
 }
 
 /// The piece, made longer until `enough` of its pages are in memory, or others wait in what it
 /// would get; and how many are.
-fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) -> (Piece, u64) {
+fn with_enough(
+    core: &Core,
+    mapping: &Mapping,
+    mut piece: Piece,
+    enough: u64,
+    has: impl Fn(&Piece) -> bool,
+) -> (Piece, u64) {
     let pages_of = |piece: &Piece| -> u64 {
         let folios = folios_of(core, mapping, piece);
         folios.iter().map(|it| u64::from(it.identity.order.frames())).sum()
@@ -127,7 +131,7 @@ fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) ->
     // Ends: there is a longest piece.
     while pages < enough
         && let Some(longer) = piece.doubled()
-        && !core.mapped.pieces.has(&longer)
+        && !has(&longer)
     {
         pages = pages_of(&longer);
         piece = longer;
@@ -280,7 +284,7 @@ mod tests {
         }
         assert_eq!(going as u64, 3 * PAGES);
         assert!(
-            !core.mapped.pieces.has(&Piece::of(file.handle().mapping.id, 0)),
+            !core.mapped.pieces.lock().has(&Piece::of(file.handle().mapping.id, 0)),
             "its turn is over"
         );
     }
@@ -298,7 +302,7 @@ mod tests {
         core.offer_no_more(&mut turns);
         assert_eq!(next(core, &mut turns, 1000).len() as u64, PAGES);
         assert!(!turns.has_piece());
-        assert!(!core.mapped.pieces.has(&Piece::of(file.handle().mapping.id, 0)));
+        assert!(!core.mapped.pieces.lock().has(&Piece::of(file.handle().mapping.id, 0)));
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::sync::{Arc, Weak};
 use crate::base::guarded::quietly;
 use crate::base::heap;
 use crate::error::Result;
-use crate::mapped::to_write::Page;
 use crate::pages::core::Core;
 use crate::pages::reclaim::{FOLIOS_AT_ONCE, evict_handed_over};
 use crate::pages::residency::Candidate;
@@ -17,10 +16,6 @@ use crate::pages::residency::Candidate;
 const THREADS: usize = 2;
 
 const NAME: &str = "pinfold-swap";
-
-fn folios(pages: &[Page]) -> Vec<Candidate> {
-    pages.iter().map(|&(head, identity)| Candidate { head, identity }).collect()
-}
 
 /// Starts the threads. They do not keep `core` alive, and end with it.
 pub(super) fn start(core: &Arc<Core>) -> Result<()> {
@@ -32,7 +27,8 @@ pub(super) fn start(core: &Arc<Core>) -> Result<()> {
                 let Some(core) = Weak::upgrade(&weak) else { return };
                 // After a panic, which was told, others are written all the same.
                 if heap::has_room() {
-                    quietly("a page-out", || evict_handed_over(&core, folios(&some)));
+                    let folios = some.iter().map(|&(head, identity)| Candidate { head, identity });
+                    quietly("a page-out", || evict_handed_over(&core, folios.collect()));
                 }
                 pages.are_done(&some);
             }

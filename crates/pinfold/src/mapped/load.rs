@@ -2,15 +2,15 @@
 //!
 //! Where many threads bring pages into little memory, each evicts what the others have just brought
 //! and not yet used (Denning, "Thrashing: its causes and prevention", 1968). So what is being
-//! brought is at most a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order
-//! in which they came. Those that come may pass those that wait, as long as none has waited for
-//! [`PATIENT`]: a thread that goes on where it was is about to use what it has brought.
+//! brought is at most a 16th of the cache; further threads wait, and begin in the order in which
+//! they came. Those that come may pass those that wait, as long as none has waited for [`PATIENT`]:
+//! a thread that goes on where it was is about to use what it has brought.
 //!
 //! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep
 //! others from theirs. `may_wait_with` has the bound on which progress rests.
 //!
-//! The tasks of handler threads wait in the same queue ([`Queued`]). Nothing wakes a task because
-//! others take long; so it looks again after a while ([`LOOK_AGAIN`]).
+//! The tasks of handler threads wait in the same queue ([`Queued`]), and look again after
+//! [`LOOK_AGAIN`], as nothing wakes them because others take long.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;

@@ -49,9 +49,8 @@ impl PagemapEntry {
 }
 
 impl Pagemap {
-    /// # Errors
-    /// `/proc` is not mounted, or the process may not read what is its own there: it has changed
-    /// its user (`PR_SET_DUMPABLE`).
+    /// Error: `/proc` is not mounted, or the process may not read what is its own there: it has
+    /// changed its user (`PR_SET_DUMPABLE`).
     pub(crate) fn open() -> io::Result<Self> {
         File::open("/proc/self/pagemap").map(Pagemap)
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::base::limits::{Added, Level};
 use crate::base::mutant::{self, Mutant};
+use crate::base::sync::Mutex;
 use crate::error::Result;
 use crate::mapped::closed::ClosedFiles;
 use crate::mapped::load::Load;
@@ -34,7 +35,7 @@ const INSTALLED_ALONE_SHARE: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct MappedOfCache {
     pub(crate) leftovers: Leftovers,
-    pub(crate) pieces: Pieces,
+    pub(crate) pieces: Mutex<Pieces>,
     pub(crate) closed: ClosedFiles,
     pub(crate) recent: Recent,
     pub(crate) load: Load,
@@ -73,8 +74,8 @@ pub(crate) struct MappedStates {
 impl MappedOfCache {
     pub(crate) fn new(frames: u32) -> Self {
         MappedOfCache {
-            leftovers: Leftovers::new(),
-            pieces: Pieces::new(),
+            leftovers: Leftovers::default(),
+            pieces: Mutex::default(),
             closed: ClosedFiles::default(),
             recent: Recent::new(frames),
             load: Load::new(frames),
@@ -104,32 +105,30 @@ impl MappedOfCache {
 
     /// What the cache's own views of mirrors are registered with, made by the first call.
     pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
-        if self.uffd.get().is_none() {
-            // One that another thread made meanwhile is as good.
-            let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
+        if let Some(uffd) = self.uffd.get() {
+            return Ok(uffd);
         }
-        Ok(self.uffd.get().expect("made above"))
+        let uffd = Arc::new(Uffd::open(Ask::Signal)?);
+        Ok(self.uffd.get_or_init(|| uffd)) // one that another thread made meanwhile is as good
     }
 
-    /// Whether a thread may wait for hollow frames with a folio of so many pages, until what this
-    /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
-    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each
-    /// other.
+    /// Whether a thread may wait for hollow frames with a folio of so many pages, which nothing
+    /// evicts meanwhile, until what this returns is dropped. All of them together may have a 16th
+    /// of the cache, or one folio: otherwise they could have all of it, and wait for each other.
     pub(crate) fn may_wait_with(&self, pages: u32) -> Option<Added<'_>> {
         let most = (self.frames / WAITING_SHARE).max(pages);
-        let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
-        self.waiting_with.hold(pages, most)
+        let all = mutant::on(Mutant::AllWaitWithFolios);
+        self.waiting_with.hold(pages, if all { u32::MAX } else { most })
     }
 
     /// Whether a thread may keep folios of so many pages while the kernel installs them in another
     /// process, until what this returns is dropped. That process can make the call wait for as long
-    /// as it likes, and nothing evicts the folios meanwhile. So all of them together may have an
-    /// eighth of the cache; a quarter, if what is kept is the folio of one page, `alone`.
+    /// as it likes. So all of them together may have an eighth of the cache; a quarter, if what is
+    /// kept is the folio of one page, `alone`.
     #[cfg(feature = "serve")]
     pub(crate) fn may_install(&self, pages: u32, alone: bool) -> Option<Added<'_>> {
         let share = if alone { INSTALLED_ALONE_SHARE } else { INSTALLED_SHARE };
-        let most = self.frames / share;
-        let most = if mutant::on(Mutant::CallsKeepAll) { u32::MAX } else { most };
-        self.installed.hold(pages, most)
+        let all = mutant::on(Mutant::CallsKeepAll);
+        self.installed.hold(pages, if all { u32::MAX } else { self.frames / share })
     }
 }

@@ -1,13 +1,9 @@
-//! Pieces of mirrors that wait to be evicted: each 2 MiB of a file or more, whose pages were taken
-//! out of the page tables and may be used again before they go.
-//!
-//! Here: the queue. Not here: which pieces get into it, and what becomes of them
-//! (`map/pieces.rs`).
+//! The queue of pieces of mirrors that wait to be evicted: each 2 MiB of a file or more, whose pages
+//! were taken out of the page tables and may be used again before they go (`map/pieces.rs`).
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::base::sync::Mutex;
 use crate::frames::Order;
 
 /// The length of the shortest piece in pages: what one page table has.
@@ -43,9 +39,8 @@ impl Piece {
     }
 
     fn overlaps(&self, other: &Piece) -> bool {
-        let (start, end) =
-            (self.pages.start.max(other.pages.start), self.pages.end.min(other.pages.end));
-        self.mapping == other.mapping && start < end
+        let (one, two) = (&self.pages, &other.pages);
+        self.mapping == other.mapping && one.start.max(two.start) < one.end.min(two.end)
     }
 }
 
@@ -71,13 +66,10 @@ impl PieceTurns {
     }
 }
 
-/// The pieces that wait, and how many pages each had in memory when it came; and those whose turn
-/// it is.
-#[derive(Debug)]
-pub(crate) struct Pieces(Mutex<Known>);
-
+/// The pieces that wait, and those whose turn it is.
 #[derive(Debug, Default)]
-struct Known {
+pub(crate) struct Pieces {
+    /// And how many pages each had in memory when it came.
     waiting: VecDeque<(Piece, u64)>,
     /// Of all that wait.
     pages: u64,
@@ -86,13 +78,34 @@ struct Known {
     in_turn: Vec<Piece>,
 }
 
-impl Known {
-    fn has(&self, piece: &Piece) -> bool {
+impl Pieces {
+    pub(crate) fn has(&self, piece: &Piece) -> bool {
         let waits = self.waiting.iter().any(|(it, _)| it.overlaps(piece));
         waits || self.in_turn.iter().any(|it| it.overlaps(piece))
     }
 
-    fn take_first(&mut self) -> Option<Piece> {
+    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if some of
+    /// it is here already.
+    pub(crate) fn add(&mut self, piece: &Piece, pages: u64) -> bool {
+        if self.has(piece) {
+            return false;
+        }
+        self.pages += pages;
+        self.waiting.push_back((piece.clone(), pages));
+        true
+    }
+
+    /// It is the turn of the piece that has waited longest, if all together have more than `most`
+    /// pages, and it is not the only one: the others make it wait. What is left of a piece whose
+    /// turn has begun waits no more.
+    pub(crate) fn next(&mut self, most: u64) -> Option<Piece> {
+        let enough = self.pages > most && self.waiting.len() > 1;
+        let now = enough || self.begun > 0 || self.waiting.len() > PIECES_MAX;
+        now.then(|| self.first()).flatten()
+    }
+
+    /// It is the turn of the piece that has waited longest.
+    pub(crate) fn first(&mut self) -> Option<Piece> {
         let (piece, pages) = self.waiting.pop_front()?;
         self.pages -= pages;
         self.begun = self.begun.saturating_sub(1);
@@ -100,57 +113,15 @@ impl Known {
         Some(piece)
     }
 
-    fn end(&mut self, piece: &Piece) {
+    pub(crate) fn end(&mut self, piece: &Piece) {
         self.in_turn.retain(|it| !it.overlaps(piece));
-    }
-}
-
-impl Pieces {
-    pub(crate) fn new() -> Self {
-        Pieces(Mutex::new(Known::default()))
-    }
-
-    pub(crate) fn has(&self, piece: &Piece) -> bool {
-        self.0.lock().has(piece)
-    }
-
-    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if some of
-    /// it is here already.
-    pub(crate) fn add(&self, piece: &Piece, pages: u64) -> bool {
-        let mut known = self.0.lock();
-        if known.has(piece) {
-            return false;
-        }
-        known.pages += pages;
-        known.waiting.push_back((piece.clone(), pages));
-        true
-    }
-
-    /// It is the turn of the piece that has waited longest, if all together have more than `most`
-    /// pages, and it is not the only one: the others make it wait. What is left of a piece whose
-    /// turn has begun waits no more.
-    pub(crate) fn next(&self, most: u64) -> Option<Piece> {
-        let mut known = self.0.lock();
-        let enough = known.pages > most && known.waiting.len() > 1;
-        let now = enough || known.begun > 0 || known.waiting.len() > PIECES_MAX;
-        now.then(|| known.take_first()).flatten()
-    }
-
-    /// It is the turn of the piece that has waited longest.
-    pub(crate) fn first(&self) -> Option<Piece> {
-        self.0.lock().take_first()
-    }
-
-    pub(crate) fn end(&self, piece: &Piece) {
-        self.0.lock().end(piece);
     }
 
     /// What is left of a piece has its turn before all others.
-    pub(crate) fn put_back(&self, piece: Piece) {
-        let mut known = self.0.lock();
-        known.end(&piece);
-        known.waiting.push_front((piece, 0));
-        known.begun += 1;
+    pub(crate) fn put_back(&mut self, piece: Piece) {
+        self.end(&piece);
+        self.waiting.push_front((piece, 0));
+        self.begun += 1;
     }
 }
 
@@ -160,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_piece_waits_for_others_with_enough_pages() {
-        let pieces = Pieces::new();
+        let mut pieces = Pieces::default();
         let [a, b, c] = [Piece::of(1, 511), Piece::of(1, 512), Piece::of(2, 0)];
         assert_eq!((a.pages.clone(), b.pages.clone()), (0..512, 512..1024));
         assert!(pieces.add(&a, 100) && !pieces.add(&a, 100));
@@ -195,7 +166,7 @@ mod tests {
             piece = longer;
         }
         assert_eq!(lengths, [2, 4, 8, 16, 32, 64]);
-        let pieces = Pieces::new();
+        let mut pieces = Pieces::default();
         assert!(pieces.add(&Piece::of(1, 600), 1));
         assert!(pieces.has(&piece) && !pieces.add(&piece, 1), "a part of it waits");
         assert!(!pieces.has(&Piece::of(2, 600)));
@@ -203,7 +174,7 @@ mod tests {
 
     #[test]
     fn there_is_a_limit_to_how_many_wait() {
-        let pieces = Pieces::new();
+        let mut pieces = Pieces::default();
         for n in 0..=PIECES_MAX as u32 {
             assert_eq!(pieces.next(u64::MAX), None);
             assert!(pieces.add(&Piece::of(n, 0), 1));

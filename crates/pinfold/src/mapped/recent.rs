@@ -1,13 +1,13 @@
 //! The folios that mapped accesses have brought last, kept from eviction until others take their
 //! place.
 //!
-//! Where memory is so short that a page would be evicted before its access is repeated, threads
-//! could bring pages for ever, and none get on. So the cache keeps references to the last few
-//! folios: [`KEPT_MAX_BYTES`], or a 16th of the budget if that is less.
+//! Otherwise, where memory is short, a page could be evicted before its access is repeated, and no
+//! thread get on. So the cache keeps references to the last few folios, [`KEPT_MAX_BYTES`] or a 16th
+//! of the budget (`map/of.rs`).
 //!
 //! A folio that leaves its file is let go of (`freeze/users.rs`): the kernel would go on mapping
 //! its bytes as long as it has a user. So is whatever a pin has to move, and what is in a run that
-//! the arena takes back. Who keeps and lets go of references is `map/of.rs`.
+//! the arena takes back.
 
 use std::collections::VecDeque;
 // Not from `crate::base::sync`: loom's caches keep nothing here, and would pay for it with each

@@ -7,17 +7,19 @@ use std::{io, ptr};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::base::fork::Birth;
 use crate::frames::{Order, PAGE_BYTES};
 
 /// The smallest piece of addresses that a map has for itself: as long as the largest folio.
 pub(crate) const GRANULE_BYTES: usize = Order::MAX.bytes();
 
 /// Addresses of this process that the system gives nobody else: whole granules. Unmapped when it is
-/// dropped.
+/// dropped; but a forked child does not have the range, and may have something else there.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) start: *mut u8,
     pub(crate) bytes: usize,
+    birth: Birth,
 }
 
 // SAFETY: it owns the addresses, and gives nothing else away.
@@ -35,9 +37,9 @@ impl Reservation {
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags) }
         };
         // Linux aligns what may have huge pages, from 6.7 on.
-        let start: *mut u8 = reserve(bytes)?.cast();
-        let first = Reservation { start, bytes };
-        if start.addr().is_multiple_of(GRANULE_BYTES) {
+        let of = |start, bytes| Reservation { start, bytes, birth: Birth::here() };
+        let first = of(reserve(bytes)?.cast(), bytes);
+        if first.start.addr().is_multiple_of(GRANULE_BYTES) {
             return Ok(first);
         }
         drop(first);
@@ -45,14 +47,12 @@ impl Reservation {
         let start: *mut u8 = reserve(more)?.cast();
         let before = start.addr().next_multiple_of(GRANULE_BYTES) - start.addr();
         let aligned = start.wrapping_add(before);
-        drop(Reservation { start, bytes: before });
-        let after = GRANULE_BYTES - before;
-        drop(Reservation { start: aligned.wrapping_add(bytes), bytes: after });
-        Ok(Reservation { start: aligned, bytes })
+        drop((of(start, before), of(aligned.wrapping_add(bytes), GRANULE_BYTES - before)));
+        Ok(of(aligned, bytes))
     }
 
     pub(crate) fn none() -> Self {
-        Reservation { start: ptr::null_mut(), bytes: 0 }
+        Reservation { start: ptr::null_mut(), bytes: 0, birth: Birth::here() }
     }
 
     pub(crate) fn addresses(&self) -> Range<usize> {
@@ -61,11 +61,14 @@ impl Reservation {
 
     /// The addresses of the pages of a range of the file.
     pub(crate) fn pages(&self, range: &Range<u64>) -> Range<usize> {
-        self.start.addr()..self.start.addr() + bytes_of(range).next_multiple_of(PAGE_BYTES)
+        let bytes = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        self.start.addr()..self.start.addr() + bytes.next_multiple_of(PAGE_BYTES)
     }
+}
 
-    pub(crate) fn unmap(&self) {
-        if self.bytes > 0 {
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.bytes > 0 && self.birth.is_here() {
             // SAFETY: this value's own addresses, which nobody uses any more.
             let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
             // What the program has sealed, or where one mapping more would be one too many, stays
@@ -74,14 +77,4 @@ impl Reservation {
             debug_assert!(unmapped.err().is_none_or(|it| may_stay.contains(&it)), "{unmapped:?}");
         }
     }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.unmap();
-    }
-}
-
-fn bytes_of(range: &Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
 }

@@ -1,5 +1,5 @@
 //! A userfaultfd: opening one, registering, copying, waking, poisoning, and why the system refuses
-//! that. Ranges are registered for `MISSING` alone: the kernel maps by itself what is in a memfd.
+//! that. Mirrors are registered for `MISSING` alone: the kernel maps by itself what is in a memfd.
 
 #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "numbers of the kernel's"))]
 pub(crate) mod abi;
@@ -10,13 +10,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{UserfaultfdFlags, userfaultfd};
+use rustix::mm::{
+    Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, userfaultfd,
+};
 
 use crate::error::{Cause, Result};
 use abi::{
     API, Api, COPY_QUIETLY, Copy, EVENT_PAGEFAULT, FAULT_WRITE, FEATURE_MISSING_SHMEM,
     FEATURE_POISON, FEATURE_SIGBUS, Install, OP_API, OP_COPY, OP_NEW, OP_POISON, OP_REGISTER,
-    OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY, UffdMsg, call,
+    OP_WAKE, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span, USER_MODE_ONLY, UffdMsg, call,
 };
 
 /// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
@@ -70,32 +72,20 @@ impl Uffd {
         self.serves_system_calls
     }
 
-    /// From now on the kernel asks for what is missing in a range.
-    ///
-    /// # Safety
-    /// The range is mapped from a memfd by the caller alone.
-    pub(crate) unsafe fn register(&self, start: usize, bytes: usize) -> io::Result<()> {
-        let mut register = Register { span: span(start, bytes), mode: REGISTER_MISSING, ioctls: 0 };
-        // SAFETY: it changes nothing but how faults of the caller's range are served.
-        Ok(unsafe { call::<OP_REGISTER, _>(&self.fd, &mut register) }?)
-    }
-
-    /// All threads that wait for pages of a range repeat their accesses.
-    pub(crate) fn wake(&self, start: usize, bytes: usize) {
+    /// All threads that wait for pages at these addresses repeat their accesses.
+    pub(crate) fn wake(&self, at: &Range<usize>) {
         // SAFETY: a thread that is woken in vain faults again.
-        let done = unsafe { call::<OP_WAKE, _>(&self.fd, &mut span(start, bytes)) };
+        let done = unsafe { call::<OP_WAKE, _>(&self.fd, &mut Span::from(at)) };
         debug_assert!(done.is_ok(), "woken: {done:?}");
     }
 
-    /// Whoever waits for the page at `start`, or accesses it, gets SIGBUS, and a system call an
-    /// error, until the range is unmapped or zapped.
-    ///
-    /// # Errors
-    /// The page is there by now, or its map is not any more.
-    pub(crate) fn poison(&self, start: usize, bytes: usize) -> io::Result<()> {
-        let mut poison = Install { span: span(start, bytes), mode: 0, done: 0 };
+    /// Whoever waits for the page at these addresses, or accesses it, gets SIGBUS, and a system
+    /// call an error, until it is unmapped or zapped.
+    /// Error: the page is there by now, or its map is not any more.
+    pub(crate) fn poison(&self, at: &Range<usize>) -> rustix::io::Result<()> {
+        let mut poison = Install { span: at.into(), mode: 0, done: 0 };
         // SAFETY: it changes only pages that are registered with this descriptor, and absent.
-        Ok(unsafe { call::<OP_POISON, _>(&self.fd, &mut poison) }?)
+        unsafe { call::<OP_POISON, _>(&self.fd, &mut poison) }
     }
 
     /// The address that a thread waits for, if one does, and whether it stores there.
@@ -126,8 +116,46 @@ impl AsFd for Uffd {
     }
 }
 
-fn span(start: usize, bytes: usize) -> Span {
-    Span::from(&(start..start + bytes))
+/// Maps a mirror from an offset on, or private memory of no file, without access yet: none of its
+/// pages is ever made by an access.
+/// - It is registered, so that an access to a missing page asks, and a store to a protected one of
+///   private memory.
+/// - A child, which has no userfaultfd, does not have it.
+/// - The kernel makes no huge pages of it. It would fill holes with zeros, be left with zeros where
+///   a hole is punched into one, or have more pages than were brought.
+///
+/// # Safety
+/// The addresses are reserved by the caller, and nobody uses them.
+pub(crate) unsafe fn install(
+    uffd: BorrowedFd<'_>,
+    at: &Range<usize>,
+    mirror: Option<(BorrowedFd<'_>, u64)>,
+) -> io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut(at.start);
+    let (flags, access) = (MapFlags::NORESERVE | MapFlags::FIXED, ProtFlags::empty());
+    let (flags, mode) = if mirror.is_some() {
+        (flags | MapFlags::SHARED, REGISTER_MISSING)
+    } else {
+        (flags | MapFlags::PRIVATE, REGISTER_MISSING | REGISTER_PROTECTED)
+    };
+    if let Some((fd, offset)) = mirror {
+        // SAFETY: the caller's addresses.
+        unsafe { mmap(start, at.len(), access, flags, fd, offset) }?;
+    } else {
+        // SAFETY: as above.
+        unsafe { mmap_anonymous(start, at.len(), access, flags) }?;
+    }
+    for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
+        // SAFETY: as above.
+        match unsafe { madvise(start, at.len(), advice) } {
+            // A kernel without huge pages.
+            Err(Errno::INVAL) if advice == Advice::LinuxNoHugepage => {}
+            done => done?,
+        }
+    }
+    let mut register = Register { span: at.into(), mode, ioctls: 0 };
+    // SAFETY: it changes nothing but how faults of the caller's addresses are served.
+    Ok(unsafe { call::<OP_REGISTER, _>(uffd, &mut register) }?)
 }
 
 /// Calls until all of the range is done. The error says how many bytes are.
@@ -154,9 +182,7 @@ pub(crate) fn repeat(
 
 /// Puts whole pages from `from` into absent ones. Each page is there with all of its bytes or not
 /// at all. Nobody is woken.
-///
-/// # Errors
-/// A page is there (`EEXIST`), or there is no memory: the pages before it have come.
+/// Error: a page is there (`EEXIST`), or there is no memory: the pages before it have come.
 ///
 /// # Safety
 /// The pages are registered with this descriptor, and the caller's to fill. The bytes can be read,

@@ -54,6 +54,14 @@ impl AheadPlan {
     }
 }
 
+/// What a page is read for.
+#[derive(Debug)]
+pub(super) enum ReadFor {
+    Fault(u64),
+    /// Pieces that are installed ahead: so many parts of them are not read yet.
+    Ahead(Arc<AheadPlan>, Range<usize>, usize),
+}
+
 #[derive(Debug)]
 pub(super) struct Ahead {
     pub(super) plan: Arc<AheadPlan>,

@@ -7,9 +7,9 @@
 //! | in the cache | is lent; `UFFDIO_CONTINUE` of the adjacent lent pages | `UFFDIO_COPY` of the folio |
 //! | neither | is read; the fault waits | the same |
 //!
-//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror, or for
-//! which too much is kept by calls that hang, is copied to whoever wants it. Which pages were installed is a hint: the kernel takes them away
-//! again when the cache evicts them.
+//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror, or
+//! for which too much is kept by calls that hang, is copied to whoever wants it. Which pages were
+//! installed is a hint: the kernel takes them away again when the cache evicts them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::ahead::{Ahead, AheadPlan};
+use super::ahead::{Ahead, ReadFor};
 use super::error::{ClientError, ClientResult};
 use super::foreign::{Foreign, Message};
-use super::pages::{BLOCK_PAGES, PageSet};
+use super::pages::{BLOCK_PAGES, PageSet, widest};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
 use super::snapshot::{RUN_PAGES, Snapshot};
 use crate::base::mutant::{self, Mutant};
@@ -62,24 +62,26 @@ const REST_MAX: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing by itself")]
 pub(super) struct Client {
-    uffd: Foreign,
+    pub(super) uffd: Foreign,
     /// A handle of its own, which sees its own order of pages.
     pub(super) file: Arc<File>,
     regions: Regions,
     installed: PageSet,
     /// Pages that were installed, and that no counter of `Clients` has yet.
-    uncounted: u64,
+    pub(super) uncounted: u64,
     /// Those that it has removed: zeros, from then on.
     removed: PageSet,
     /// How many pieces these are, as those of all were counted: installed, and removed.
     pub(super) counted: [usize; 2],
     /// Pages that are read; each with what [`Again::short_for`] was of the fault that waits for it.
     pub(super) waiting: HashMap<u64, Duration>,
-    again: VecDeque<Again>,
-    rest: Duration,
+    pub(super) again: VecDeque<Again>,
+    /// How long the next fault rests that has to be tried again.
+    pub(super) rest: Duration,
     pub(super) ahead: Option<Ahead>,
     /// What was read for it.
-    pub(super) came: VecDeque<(Came, crate::error::Result<()>)>,
+    pub(super) came: VecDeque<(ReadFor, crate::error::Result<()>)>,
+    /// It is in the round.
     pub(super) is_ready: bool,
     /// Its userfaultfd has messages.
     pub(super) has_said: bool,
@@ -91,14 +93,6 @@ pub(super) struct Client {
     pub(super) due_at: Option<Instant>,
     /// When it is looked whether it lives.
     looked_at: Instant,
-}
-
-#[derive(Debug)]
-pub(super) enum Came {
-    /// Of a page for which a fault waits.
-    Page(u64),
-    /// Of these pieces.
-    Ahead(Arc<AheadPlan>, Range<usize>),
 }
 
 /// A fault that could not be served, and when it is tried again.
@@ -150,10 +144,6 @@ impl Client {
             due_at: None,
             looked_at: Instant::now(),
         })
-    }
-
-    pub(super) fn uffd(&self) -> &Foreign {
-        &self.uffd
     }
 
     /// The page of the snapshot that a fault at `address` is for, if it is for one.
@@ -221,7 +211,11 @@ impl Client {
         if region.memory != ClientMemory::Zeros && self.installed.has(page) {
             self.installed.remove_all(asked.bounds(RUN_PAGES));
         }
-        self.put(snapshot, &asked)
+        let outcome = self.put(snapshot, &asked);
+        if let Ok(FaultOutcome::Done) = outcome {
+            self.rest = REST_MIN;
+        }
+        outcome
     }
 
     /// Installs a page that it may ask for soon. Its neighbours also, but of copies only those of
@@ -285,9 +279,9 @@ impl Client {
 
     fn put_zeros(&mut self, snapshot: &Snapshot, asked: &PageAsked) -> ClientResult<FaultOutcome> {
         let (page, bounds) = (asked.page, asked.bounds(ZERO_RUN_PAGES));
-        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let (removed, is_zero) = (self.removed.block_of(page), snapshot.zeros_near(page));
         let installed = self.installed.block_of(page);
-        let is_other = |&at: &u64| !(removed.has(at) || zeros.has(at)) || installed.has(at);
+        let is_other = |at: &u64| !(removed.has(*at) || is_zero(at)) || installed.has(*at);
         let all_are = asked.region.memory == ClientMemory::Zeros;
         let pages = if all_are { bounds } else { widest(page, &bounds, is_other) };
         self.install("map pages of zeros", asked, pages, Foreign::zero)
@@ -305,13 +299,12 @@ impl Client {
         let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
             return Ok(FaultOutcome::Absent(page));
         };
-        let identity = held.frame().identity();
-        let folio = identity.pages();
+        let folio = held.frame().identity().pages();
         let mut bounds = asked.bounds(COPY_RUN_PAGES);
         bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
-        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let (removed, is_zero) = (self.removed.block_of(page), snapshot.zeros_near(page));
         let installed = self.installed.block_of(page);
-        let stops = |at: &u64| installed.has(*at) || removed.has(*at) || zeros.has(*at);
+        let stops = |at: &u64| installed.has(*at) || removed.has(*at) || is_zero(at);
         let mut pages = widest(page, &bounds, stops);
         // The cache's memory past the end of the file has anything.
         if pages.end - 1 > page && snapshot.bytes_of(pages.end - 1) < PAGE_BYTES {
@@ -400,11 +393,6 @@ impl Client {
         Ok(FaultOutcome::Done)
     }
 
-    /// How many pages were installed since the last call, whatever became of the rest.
-    pub(super) fn count_installed(&mut self) -> u64 {
-        std::mem::take(&mut self.uncounted)
-    }
-
     fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
         if region.memory != ClientMemory::Zeros {
             self.installed.add_all(pages);
@@ -445,11 +433,6 @@ impl Client {
         self.uffd.wake(address..address + PAGE_BYTES as u64);
     }
 
-    /// How long the next fault rests that has to be tried again.
-    pub(super) fn next_rest(&self) -> Duration {
-        self.rest
-    }
-
     /// Tries the fault at `address` again after a rest. If too many rest, its thread asks again.
     pub(super) fn rest(&mut self, address: u64, short_for: Duration) {
         if mutant::on(Mutant::RestForgotten) {
@@ -481,14 +464,6 @@ impl Client {
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_late_by(&mut self, time: Duration) {
         self.again.iter_mut().for_each(|again| again.at -= time);
-    }
-
-    pub(super) fn resting(&self) -> usize {
-        self.again.len()
-    }
-
-    pub(super) fn gets_on(&mut self) {
-        self.rest = REST_MIN;
     }
 
     /// When it has to be looked after, if nothing happens before.
@@ -532,13 +507,6 @@ impl PageAsked {
     }
 }
 
-/// The largest part of `bounds` that has `page`, and no other page that `stops`.
-fn widest(page: u64, bounds: &Range<u64>, stops: impl Fn(&u64) -> bool) -> Range<u64> {
-    let start = (bounds.start..page).rev().find(&stops).map_or(bounds.start, |at| at + 1);
-    let end = (page + 1..bounds.end).find(&stops).unwrap_or(bounds.end);
-    start..end
-}
-
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::super::Clients;
@@ -561,7 +529,7 @@ mod tests {
             if is_first { Ok(pages << PAGE_SHIFT) } else { Err(end) }
         };
         let outcome = client.install("map shared pages", &asked, 2..11, call);
-        (outcome.map_err(drop), client.count_installed())
+        (outcome.map_err(drop), client.uncounted)
     }
 
     #[test]

@@ -274,7 +274,7 @@ fn is_heard_after_a_fork() -> bool {
     // SAFETY: this process's child; `status` is this function's.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child has panicked");
-    let (data, uffd) = (epoll::EventData::new_u64(id.0), clients.clients[&id.0].uffd());
+    let (data, uffd) = (epoll::EventData::new_u64(id.0), &clients.clients[&id.0].uffd);
     let is_there = epoll::modify(&clients.epoll, uffd, data, epoll::EventFlags::IN).is_ok();
     if is_there {
         assert_eq!(serving(&mut clients, || guest.read(7)).0, byte_of(7));

@@ -3,19 +3,7 @@
 //!
 //! [`Clients`] is given a client's userfaultfd and mappings, and serves the client's faults from a
 //! [`File`] of the cache. The socket and the protocol are those of `pinfold serve`
-//! (`docs/serve.md`).
-//!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | what a program calls: clients that come and leave, and counters |
-//! | `serving.rs`, `turns.rs` | the loop; whose turn it is; what all clients share |
-//! | `client.rs` | one client: how a fault is served |
-//! | `ahead.rs` | what is installed before it is asked for |
-//! | `snapshot.rs` | which pages can be mapped now, and which are zeros |
-//! | `regions.rs` | which addresses of a client are which pages |
-//! | `foreign.rs` | the userfaultfd of another process |
-//! | `pages.rs` | sets of pages |
-//! | `error.rs` | why a client is not served |
+//! (`docs/serve.md`). The loop is in `serving.rs`, how a fault is served in `client.rs`.
 //!
 //! # States of a fault
 //!
@@ -39,17 +27,15 @@
 //! # What is read
 //!
 //! A fault's page is read by a future of the client's own handle, whose stream sees where the
-//! client goes on in order. Before any other read the pages around are begun (`around.rs`), so that
-//! the future finds its page on the way. It copies a byte, and takes no guard, for which a large
-//! folio would be split.
+//! client goes on in order. The pages around are begun first (`around.rs`): so the future finds its
+//! page on the way. It copies a byte; for a guard, a large folio would be split.
 //!
 //! # What is not trusted
 //!
 //! All that a client says, and what is in the mirror: a client can make pages of zeros there, by
 //! touching them through a mapping that it has not registered. So a page is installed only while
-//! the index says that it is lent, and under a reference. A page that cannot be lent because of
-//! that is copied to whoever wants it. And no file is both served and mapped by the program
-//! (`Mirror::give_out`).
+//! the index says that it is lent, and under a reference; one that cannot be lent is copied. And no
+//! file is both served and mapped by the program (`Mirror::give_out`).
 
 mod ahead;
 mod client;
@@ -74,7 +60,7 @@ mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -90,8 +76,7 @@ use crate::file::File;
 use crate::file::completions::Completions;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::lend::{self, Mapper};
-use crate::mapped::mirror::SystemRefused;
-use ahead::{Ahead, AheadPlan};
+use ahead::{Ahead, AheadPlan, ReadFor};
 use client::Client;
 pub use error::ClientError;
 use foreign::{Foreign, Message};
@@ -101,9 +86,6 @@ use turns::ClientTurns;
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
-
-/// The most clients of which one look learns that they have something to say.
-const EVENTS_MAX: usize = 1024;
 
 /// The number of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -196,10 +178,9 @@ pub struct Clients {
     /// The pages that clients have asked for, if that is recorded.
     touched: Option<Vec<u64>>,
     stats: ClientsStats,
-    /// Kept, as a round allocates nothing.
-    events: SaidEvents,
     /// What `work` is about to tell.
     told: Vec<ClientEvent>,
+    /// Kept, as a round allocates nothing.
     messages: Vec<Message>,
     /// The last plan of [`Self::install_ahead`], and what it is for.
     plan: Option<(Arc<[u64]>, Arc<AheadPlan>)>,
@@ -213,24 +194,6 @@ pub struct Clients {
 struct ReadJob {
     client: u64,
     what: ReadFor,
-}
-
-#[derive(Debug)]
-enum ReadFor {
-    Fault(u64),
-    /// Of pieces that are installed ahead: so many parts of them are not read yet.
-    Ahead(Arc<AheadPlan>, Range<usize>, usize),
-}
-
-struct SaidEvents(Vec<epoll::Event>);
-
-// SAFETY: an event's data could be a pointer. Here it is a number.
-unsafe impl Send for SaidEvents {}
-
-impl std::fmt::Debug for SaidEvents {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SaidEvents").finish_non_exhaustive()
-    }
 }
 
 impl Clients {
@@ -284,7 +247,6 @@ impl Clients {
             last_job: 0,
             touched: None,
             stats: ClientsStats::default(),
-            events: SaidEvents(Vec::with_capacity(EVENTS_MAX)),
             told: Vec::new(),
             messages: Vec::with_capacity(foreign::MESSAGES_MAX),
             plan,
@@ -300,13 +262,10 @@ impl Clients {
     /// # Errors
     /// [`ErrorKind::System`]: the system gives no descriptor.
     pub fn memory(&self) -> Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
-        let handle = self.snapshot.file.handle();
-        let path = format!("/proc/self/fd/{}", lend::of(handle)?.fd().as_raw_fd());
+        let mirror = lend::of(self.snapshot.file.handle())?;
+        let path = format!("/proc/self/fd/{}", mirror.fd().as_raw_fd());
         let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        opened.map_err(|why| {
-            handle.mapping.mirror_error(SystemRefused::to("open the memory file")(why))
-        })
+        opened.map_err(|why| mirror.refused("open the memory file", why))
     }
 
     /// The length of [`memory`](Self::memory): whole pages.
@@ -354,7 +313,7 @@ impl Clients {
         let client = Client::new(Foreign::new(uffd)?, mappings, &self.snapshot)?;
         let id = self.last_client + 1;
         let data = epoll::EventData::new_u64(id);
-        epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
+        epoll::add(&self.epoll, &client.uffd, data, epoll::EventFlags::IN)
             .map_err(|why| Error::from(Cause::eventfd(why.into())))?;
         self.last_client = id;
         self.clients.insert(id, client);
@@ -397,7 +356,7 @@ impl Clients {
             && let Some(client) = self.clients.remove(&id)
         {
             // The client may have the descriptor open, too, so closing it does not suffice.
-            let _ = epoll::delete(&self.epoll, client.uffd());
+            let _ = epoll::delete(&self.epoll, &client.uffd);
             client.due_at.map(|at| self.due.remove(&(at, id)));
             self.stats.ahead -= u64::from(client.ahead.is_some());
             self.turns.leave(id, client.counted);
@@ -412,22 +371,18 @@ impl Clients {
     /// Reads ahead for a client that has left: those that were not begun never are. The others
     /// count until they end.
     fn give_up_reads_ahead(&mut self, id: u64) {
-        let turns = &mut self.turns;
-        let is_over = |number: u64, job: &mut ReadJob| match &mut job.what {
-            ReadFor::Ahead(_, _, left) if job.client == id => {
-                *left -= turns.give_up_ahead(number);
-                *left == 0
-            }
-            _ => false,
-        };
         if mutant::on(Mutant::AheadOfTheGone) {
             return;
         }
-        let mut is_over = is_over;
-        let gone = self.jobs.extract_if(|&number, job| is_over(number, job)).count();
-        if gone > 0 {
-            self.turns.change(|it| it.ahead -= gone);
-        }
+        let gone = self.jobs.extract_if(|&number, job| match &mut job.what {
+            ReadFor::Ahead(_, _, left) if job.client == id => {
+                *left -= self.turns.give_up_ahead(number);
+                *left == 0
+            }
+            _ => false,
+        });
+        let gone = gone.count();
+        self.turns.change(|it| it.ahead -= gone);
     }
 
     /// Counters. No system call.

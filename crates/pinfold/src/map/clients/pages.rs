@@ -19,14 +19,20 @@ type Bits = [u64; WORDS];
 ///
 /// # Invariants
 ///
-/// No block is in both maps; no two intervals touch each other; all bits of no block are set, and
-/// those of none are clear.
+/// No two pieces share a block, and of two that touch each other not both have all of their pages;
+/// all bits of no block are set, and those of none are clear.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageSet {
-    /// Intervals of blocks that have all of their pages: the first block, and the one behind.
-    whole: BTreeMap<u64, u64>,
-    /// The blocks that have some.
-    parts: BTreeMap<u64, Box<Bits>>,
+    /// By their first blocks.
+    pieces: BTreeMap<u64, SetPiece>,
+}
+
+#[derive(Debug, Clone)]
+enum SetPiece {
+    /// Blocks that have all of their pages, up to this one.
+    Whole(u64),
+    /// A block that has some.
+    Part(Box<Bits>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -53,11 +59,11 @@ impl Block<'_> {
 impl PageSet {
     pub(super) fn block_of(&self, page: u64) -> Block<'_> {
         let block = page / BLOCK_PAGES;
-        if let Some(bits) = self.parts.get(&block) {
-            return Block::Some(bits);
+        match self.pieces.range(..=block).next_back() {
+            Some((_, SetPiece::Whole(end))) if block < *end => Block::All,
+            Some((&first, SetPiece::Part(bits))) if first == block => Block::Some(bits),
+            _ => Block::None,
         }
-        let before = self.whole.range(..=block).next_back();
-        if before.is_some_and(|(_, &end)| block < end) { Block::All } else { Block::None }
     }
 
     pub(super) fn has(&self, page: u64) -> bool {
@@ -74,82 +80,81 @@ impl PageSet {
     }
 
     pub(super) fn add_all(&mut self, pages: Range<u64>) {
-        let blocks = each_block(&pages);
-        self.swallow_parts(&blocks.whole);
-        self.add_blocks(blocks.whole);
-        for (block, pages) in blocks.parts.into_iter().flatten() {
-            if matches!(self.block_of(block * BLOCK_PAGES), Block::All) {
-                continue;
-            }
-            let bits = self.parts.entry(block).or_insert_with(|| Box::new([0; WORDS]));
-            for_each_word(&pages, |word, mask| bits[word] |= mask);
-            if bits.iter().all(|&word| word == u64::MAX) {
-                self.parts.remove(&block);
-                self.add_blocks(block..block + 1);
-            }
-        }
+        self.change(&pages, true);
     }
 
     pub(super) fn remove_all(&mut self, pages: Range<u64>) {
-        let blocks = each_block(&pages);
-        self.swallow_parts(&blocks.whole);
-        self.remove_blocks(blocks.whole);
-        for (block, pages) in blocks.parts.into_iter().flatten() {
-            if matches!(self.block_of(block * BLOCK_PAGES), Block::All) {
-                self.remove_blocks(block..block + 1);
-                self.parts.insert(block, Box::new([u64::MAX; WORDS]));
-            }
-            let Some(bits) = self.parts.get_mut(&block) else { continue };
-            for_each_word(&pages, |word, mask| bits[word] &= !mask);
-            if bits.iter().all(|&word| word == 0) {
-                self.parts.remove(&block);
-            }
-        }
+        self.change(&pages, false);
     }
 
     /// How many intervals and blocks of bits it has. Its memory is at most 600 bytes for each.
     pub(super) fn pieces(&self) -> usize {
-        self.whole.len() + self.parts.len()
+        self.pieces.len()
     }
 
-    fn swallow_parts(&mut self, blocks: &Range<u64>) {
-        if blocks.is_empty() {
-            return;
-        }
-        // Ends: each turn removes one.
-        while let Some((&block, _)) = self.parts.range(blocks.clone()).next() {
-            self.parts.remove(&block);
-        }
-    }
-
-    fn add_blocks(&mut self, mut blocks: Range<u64>) {
-        if blocks.is_empty() {
-            return;
-        }
-        // Ends: each turn removes one that touches these.
-        while let Some((&first, &end)) = self.whole.range(..=blocks.end).next_back() {
-            if end < blocks.start {
-                break;
+    /// From now on it has all of `pages`, or none of them.
+    fn change(&mut self, pages: &Range<u64>, has: bool) {
+        let blocks = each_block(pages);
+        self.change_blocks(blocks.whole, has);
+        for (block, pages) in blocks.parts.into_iter().flatten() {
+            let before = match self.block_of(block * BLOCK_PAGES) {
+                Block::All if has => continue,
+                Block::None if !has => continue,
+                Block::All => Some(u64::MAX),
+                Block::None => Some(0),
+                Block::Some(_) => None,
+            };
+            if let Some(all) = before {
+                self.cut(&(block..block + 1));
+                self.pieces.insert(block, SetPiece::Part(Box::new([all; WORDS])));
             }
-            self.whole.remove(&first);
-            blocks = blocks.start.min(first)..blocks.end.max(end);
+            let Some(SetPiece::Part(bits)) = self.pieces.get_mut(&block) else { continue };
+            for_each_word(&pages, |word, mask| {
+                if has {
+                    bits[word] |= mask;
+                } else {
+                    bits[word] &= !mask;
+                }
+            });
+            if bits.iter().all(|&word| word == if has { u64::MAX } else { 0 }) {
+                self.change_blocks(block..block + 1, has);
+            }
         }
-        self.whole.insert(blocks.start, blocks.end);
     }
 
-    fn remove_blocks(&mut self, blocks: Range<u64>) {
+    /// As [`change`](Self::change), of whole blocks.
+    fn change_blocks(&mut self, mut blocks: Range<u64>, has: bool) {
         if blocks.is_empty() {
             return;
         }
+        self.cut(&blocks);
+        if !has {
+            return;
+        }
+        if let Some((&first, &SetPiece::Whole(end))) = self.pieces.range(..blocks.start).next_back()
+            && end == blocks.start
+        {
+            blocks.start = first;
+        }
+        if let Some(&SetPiece::Whole(end)) = self.pieces.get(&blocks.end) {
+            self.pieces.remove(&blocks.end);
+            blocks.end = end;
+        }
+        self.pieces.insert(blocks.start, SetPiece::Whole(blocks.end));
+    }
+
+    /// Takes all pages of these blocks, of which there are some, out of it.
+    fn cut(&mut self, blocks: &Range<u64>) {
         // Ends: what is put back has nothing of these.
-        while let Some((&first, &end)) = self.whole.range(..blocks.end).next_back() {
+        while let Some((&first, piece)) = self.pieces.range(..blocks.end).next_back() {
+            let end = if let SetPiece::Whole(end) = piece { *end } else { first + 1 };
             if end <= blocks.start {
                 break;
             }
-            self.whole.remove(&first);
+            self.pieces.remove(&first);
             for (first, end) in [(first, blocks.start), (blocks.end, end)] {
                 if first < end {
-                    self.whole.insert(first, end);
+                    self.pieces.insert(first, SetPiece::Whole(end));
                 }
             }
         }
@@ -187,19 +192,37 @@ fn for_each_word(pages: &Range<u64>, mut change: impl FnMut(usize, u64)) {
     }
 }
 
+/// Those of these pages, in rising order, that follow each other, as ranges.
+pub(super) fn adjacent(pages: &[u64]) -> impl Iterator<Item = Range<u64>> {
+    pages.chunk_by(|one, next| one + 1 == *next).map(|run| run[0]..run[run.len() - 1] + 1)
+}
+
+/// The largest part of `bounds` that has `page`, and no other page that `stops`.
+pub(super) fn widest(page: u64, bounds: &Range<u64>, stops: impl Fn(&u64) -> bool) -> Range<u64> {
+    let start = (bounds.start..page).rev().find(&stops).map_or(bounds.start, |at| at + 1);
+    let end = (page + 1..bounds.end).find(&stops).unwrap_or(bounds.end);
+    start..end
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 
     fn check(pages: &PageSet) {
-        let mut last = None;
-        for (&first, &end) in &pages.whole {
-            assert!(first < end && last.is_none_or(|last| last < first), "{:?}", pages.whole);
-            assert!(pages.parts.range(first..end).next().is_none(), "a block in both");
-            last = Some(end);
-        }
-        for bits in pages.parts.values() {
-            assert!(bits.iter().any(|&it| it != 0) && bits.iter().any(|&it| it != u64::MAX));
+        let (mut last_end, mut touches) = (0, false);
+        for (&first, piece) in &pages.pieces {
+            assert!(last_end <= first, "a block in two pieces: {:?}", pages.pieces);
+            match piece {
+                SetPiece::Whole(end) => {
+                    assert!(first < *end && !(touches && last_end == first), "{:?}", pages.pieces);
+                    (last_end, touches) = (*end, true);
+                }
+                SetPiece::Part(bits) => {
+                    assert!(bits.iter().any(|&it| it != 0));
+                    assert!(bits.iter().any(|&it| it != u64::MAX));
+                    (last_end, touches) = (first + 1, false);
+                }
+            }
         }
     }
 

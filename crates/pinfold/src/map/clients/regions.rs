@@ -167,10 +167,9 @@ impl Regions {
     /// Those parts of regions that are in `range`.
     pub(super) fn parts(&self, range: Range<u64>) -> Vec<Region> {
         let range = whole_pages(&range);
-        let before = self.all.range(..=range.start).next_back().map(|(_, region)| region);
-        let within = self.all.range(range.start.saturating_add(1)..range.end.max(range.start + 1));
-        let any = before.into_iter().chain(within.map(|(_, region)| region));
-        any.filter_map(|region| region.part(&range)).collect()
+        let regions = self.all.range(..range.end).rev().map(|(_, region)| region);
+        let reaching = regions.take_while(|region| region.end() > range.start);
+        reaching.filter_map(|region| region.part(&range)).collect()
     }
 
     pub(super) fn unmap(&mut self, range: Range<u64>) -> ClientResult {

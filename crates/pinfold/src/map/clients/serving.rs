@@ -1,24 +1,29 @@
 //! The loop: what is done in a round, in a client's turn, for a message, and when a read has ended.
 
 use std::collections::hash_map;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use super::ahead::AheadPlan;
-use super::client::{Came, Client, FaultOutcome};
+use super::ahead::{AheadPlan, ReadFor};
+use super::client::{Client, FaultOutcome};
 use super::error::{ClientError, ClientResult};
 use super::foreign::{self, Message};
+use super::pages::adjacent;
 use super::turns::{AHEAD_MAX, CALL_MAX, ClientTurn, READS_MAX};
-use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadFor, ReadJob};
+use super::{COMPLETIONS, ClientEvent, ClientId, Clients, ReadJob};
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Error, Result};
 use crate::file::completions::Completion;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::around;
 use crate::pages::{fill, reclaim};
+
+/// The most clients of which one look learns that they have something to say.
+const EVENTS_MAX: usize = 1024;
 
 /// The most reads that are given to clients in one round.
 const COMPLETIONS_MAX: usize = 256;
@@ -97,12 +102,11 @@ impl Clients {
 
     /// Begins a round: finds the clients that have something to do.
     fn gather(&mut self) {
-        let mut events = std::mem::take(&mut self.events.0);
-        events.clear();
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS_MAX];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Interrupted: the loop comes back.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        for event in &events {
+        let events = epoll::wait(&self.epoll, &mut events, Some(&now));
+        for event in events.map_or(&mut [][..], |(events, _)| events) {
             let (id, flags) = (event.data.u64(), event.flags);
             if id == COMPLETIONS {
                 self.take_completions();
@@ -110,12 +114,9 @@ impl Clients {
                 client.is_broken |=
                     flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
                 client.has_said = true;
-                if !std::mem::replace(&mut client.is_ready, true) {
-                    self.turns.add(id);
-                }
+                self.turns.add(id, &mut client.is_ready);
             }
         }
-        self.events.0 = events;
         if mutant::on(Mutant::IdleLookedAt) {
             let all: Vec<u64> = self.clients.keys().copied().collect();
             for id in all {
@@ -134,21 +135,19 @@ impl Clients {
             self.due.pop_first();
             let Some(client) = self.clients.get_mut(&id) else { continue };
             client.due_at = None;
-            if !std::mem::replace(&mut client.is_ready, true) {
-                self.turns.add(id);
-            }
+            self.turns.add(id, &mut client.is_ready);
         }
     }
 
     fn serve(&mut self, id: u64, turn: &mut ClientTurn) -> ClientResult {
         // Ends: each turn takes one.
         while let Some(client) = self.clients.get_mut(&id)
-            && let Some((page, came)) = client.came.pop_front()
+            && let Some((what, came)) = client.came.pop_front()
         {
-            match page {
-                Came::Page(page) => self.page_came(id, page, came)?,
+            match what {
+                ReadFor::Fault(page) => self.page_came(id, page, came)?,
                 // What cannot be read is read again when it is asked for.
-                Came::Ahead(plan, pieces) => self.pieces_came(id, &plan, pieces)?,
+                ReadFor::Ahead(plan, pieces, _) => self.pieces_came(id, &plan, pieces)?,
             }
             if turn.is_over() {
                 return Ok(());
@@ -191,7 +190,7 @@ impl Clients {
         {
             let mut messages = std::mem::take(&mut self.messages);
             let mut children = Vec::new();
-            let read = client.uffd().read(&mut messages, &mut children);
+            let read = client.uffd.read(&mut messages, &mut children);
             turn.heard(messages.len());
             let are_all = messages.len() < foreign::MESSAGES_MAX;
             let read = match read.map_err(ClientError::of_read) {
@@ -245,7 +244,7 @@ impl Clients {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         let page = match client.page_at(address) {
             // It may have moved its memory there, which is not told yet.
-            Err(_) if client.uffd().is_changing(address) && !mutant::on(Mutant::OutsideAtOnce) => {
+            Err(_) if client.uffd.is_changing(address) && !mutant::on(Mutant::OutsideAtOnce) => {
                 self.rest(id, address, short_for);
                 return Ok(());
             }
@@ -275,14 +274,9 @@ impl Clients {
     fn put(&mut self, id: u64, page: u64, address: u64) -> ClientResult<Option<FaultOutcome>> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let served = client.serve(&mut self.snapshot, address, self.touched.is_some());
-        self.stats.installed += client.count_installed();
+        self.stats.installed += std::mem::take(&mut client.uncounted);
         match served {
-            Ok(served) => {
-                if served == FaultOutcome::Done {
-                    client.gets_on();
-                }
-                Ok(Some(served))
-            }
+            Ok(served) => Ok(Some(served)),
             Err(ClientError::Cache(cause)) => {
                 self.fail(id, page, cause);
                 Ok(None)
@@ -357,32 +351,23 @@ impl Clients {
             let hash_map::Entry::Occupied(mut job) = self.jobs.entry(number) else {
                 continue;
             };
-            if let ReadFor::Ahead(_, _, left) = &mut job.get_mut().what
-                && *left > 1
-            {
-                *left -= 1;
-                self.turns.end_ahead();
-                self.begin_reads();
-                continue;
-            }
-            let ReadJob { client: id, what } = job.remove();
-            match what {
-                ReadFor::Fault(_) => self.turns.end_read(),
-                ReadFor::Ahead(..) => {
-                    self.turns.end_ahead();
-                    self.turns.change(|it| it.ahead -= 1);
+            let is_over = match &mut job.get_mut().what {
+                ReadFor::Fault(_) => {
+                    self.turns.end_read();
+                    true
                 }
-            }
-            self.begin_reads();
-            let Some(client) = self.clients.get_mut(&id) else { continue }; // it has left
-            let came = match what {
-                ReadFor::Fault(page) => Came::Page(page),
-                ReadFor::Ahead(plan, pieces, _) => Came::Ahead(plan, pieces),
+                ReadFor::Ahead(_, _, left) => {
+                    *left -= 1;
+                    self.turns.end_ahead(*left == 0);
+                    *left == 0
+                }
             };
-            client.came.push_back((came, result.map(drop)));
-            if !std::mem::replace(&mut client.is_ready, true) {
-                self.turns.add(id);
-            }
+            let job = is_over.then(|| job.remove());
+            self.begin_reads();
+            let Some(ReadJob { client: id, what }) = job else { continue };
+            let Some(client) = self.clients.get_mut(&id) else { continue }; // it has left
+            client.came.push_back((what, result.map(drop)));
+            self.turns.add(id, &mut client.is_ready);
         }
     }
 
@@ -403,7 +388,7 @@ impl Clients {
                 if mutant::on(Mutant::ShortAnew) {
                     short_for = Duration::ZERO;
                 }
-                let rest = self.clients.get(&id).map_or(Duration::ZERO, Client::next_rest);
+                let rest = self.clients.get(&id).map_or(Duration::ZERO, |client| client.rest);
                 self.rest(id, address, short_for + rest);
             }
             None => {}
@@ -440,7 +425,7 @@ impl Clients {
     /// Whether a client's faults are left in the kernel: too many wait for reads.
     pub(super) fn has_to_pause(&self, client: &Client) -> bool {
         let most = if client.is_paused { READS_MAX / 2 } else { READS_MAX };
-        let rest = if mutant::on(Mutant::RestsPause) { client.resting() } else { 0 };
+        let rest = if mutant::on(Mutant::RestsPause) { client.again.len() } else { 0 };
         self.turns.reads + rest >= most
     }
 
@@ -451,7 +436,7 @@ impl Clients {
         if pause != client.is_paused {
             let flags = if pause { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
             let data = epoll::EventData::new_u64(id);
-            if epoll::modify(&self.epoll, client.uffd(), data, flags).is_ok()
+            if epoll::modify(&self.epoll, &client.uffd, data, flags).is_ok()
                 && let Some(client) = self.clients.get_mut(&id)
             {
                 client.is_paused = pause;
@@ -500,11 +485,10 @@ impl Clients {
     fn install_piece(&mut self, id: u64, piece: &[u64]) -> ClientResult<Vec<u64>> {
         let mut absent = Vec::new();
         let Some(client) = self.clients.get_mut(&id) else { return Ok(absent) };
-        for run in piece.chunk_by(|one, next| one + 1 == *next) {
-            let wanted = run[0]..run[run.len() - 1] + 1;
-            for &page in run {
+        for wanted in adjacent(piece) {
+            for page in wanted.clone() {
                 let served = client.serve_ahead(&mut self.snapshot, page, &wanted);
-                self.stats.installed_ahead += client.count_installed();
+                self.stats.installed_ahead += std::mem::take(&mut client.uncounted);
                 match served {
                     Ok(FaultOutcome::Absent(page)) => absent.push(page),
                     Ok(_) | Err(ClientError::Cache(_)) => {}
@@ -522,8 +506,7 @@ impl Clients {
         if around::is_room(&self.snapshot.file.handle().core) {
             return self.snapshot.data(*first..last + 1);
         }
-        let adjacent = absent.chunk_by(|one, next| one + 1 == *next);
-        adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
+        adjacent(absent).collect()
     }
 
     pub(super) fn pieces_came(

@@ -4,13 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::pages::{Block, PageSet};
+use super::pages::{PageSet, adjacent, widest};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::map::around;
-use crate::map::lend::{self, Look};
+use crate::map::{around, lend};
 use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 
@@ -30,18 +29,6 @@ pub(super) struct Snapshot {
     zeros: PageSet,
     /// Those of which it was seen whether they are.
     known: PageSet,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ZerosNear<'a> {
-    holes: Block<'a>,
-    seen: Block<'a>,
-}
-
-impl ZerosNear<'_> {
-    pub(super) fn has(self, page: u64) -> bool {
-        self.holes.has(page) || self.seen.has(page)
-    }
 }
 
 /// Adjacent pages that are in the mirror, as long as this is there: it has references to all of
@@ -100,9 +87,10 @@ impl Snapshot {
         self.holes.has(page) || self.zeros.has(page)
     }
 
-    /// Which pages of the block of `page` are known to be zeros.
-    pub(super) fn zeros_near(&self, page: u64) -> ZerosNear<'_> {
-        ZerosNear { holes: self.holes.block_of(page), seen: self.zeros.block_of(page) }
+    /// Whether a page of the block of `page` is known to be zeros.
+    pub(super) fn zeros_near(&self, page: u64) -> impl Fn(&u64) -> bool + use<'_> {
+        let (holes, seen) = (self.holes.block_of(page), self.zeros.block_of(page));
+        move |page| holes.has(*page) || seen.has(*page)
     }
 
     /// Whether `page` is zeros; `held` has it, in the mirror.
@@ -131,18 +119,13 @@ impl Snapshot {
     /// are known to be zeros, and none behind them.
     pub(super) fn around(&self, page: u64) -> Range<u64> {
         let block = around::block(page);
-        let zeros = self.zeros_near(page);
-        let is_zero = |page: &u64| zeros.has(*page);
-        let start = (block.start..page).rev().find(is_zero).map_or(block.start, |at| at + 1);
-        let end = block.end.min(self.pages);
-        start..(page + 1..end).find(is_zero).unwrap_or(end)
+        widest(page, &(block.start..block.end.min(self.pages)), self.zeros_near(page))
     }
 
     /// The parts of `pages` without those that are known to be zeros.
     pub(super) fn data(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let data: Vec<u64> = pages.filter(|&page| !self.is_zero(page)).collect();
-        let adjacent = data.chunk_by(|one, next| one + 1 == *next);
-        adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
+        adjacent(&data).collect()
     }
 
     /// The run of pages around `page`, of those that are in the mirror and are not `installed`.
@@ -156,7 +139,7 @@ impl Snapshot {
         bounds: &Range<u64>,
         installed: &PageSet,
     ) -> Result<Option<PresentRun<'a>>> {
-        let Look::There(held) = lend::look_now(handle, page)? else { return Ok(None) };
+        let Some(held) = lend::look_now(handle, page)? else { return Ok(None) };
         let mut run = PresentRun { pages: page..page + 1, held: HeldFolios::none() };
         if self.learn(handle, &held, page) {
             run.held.add(Some(held));
@@ -196,19 +179,13 @@ impl Snapshot {
             return false;
         }
         let has_it = |held: &Held<'_>| {
-            let identity = held.frame().identity();
-            identity.pages().contains(&page) && lend::reaches(held, page)
+            held.frame().identity().pages().contains(&page) && lend::reaches(held, page)
         };
         if !folio.as_ref().is_some_and(has_it) {
             // What the memory file has there is of no account: a client can put a page of zeros
             // there, by touching it through a mapping that is not registered.
-            let lent = if near {
-                lend::look_beside(handle, page)
-            } else {
-                let lent = handle.core.hold(&handle.mapping, page);
-                let is_there = |it: &Held<'_>| !it.frame().is_changing() && it.frame().is_hollow();
-                lent.filter(|it| is_there(it) && lend::reaches(it, page))
-            };
+            let look = if near { lend::look_beside } else { lend::in_mirror };
+            let lent = look(handle, page);
             if lent.is_none() {
                 return mutant::on(Mutant::ClientTrustsPresent);
             }

@@ -1,12 +1,11 @@
 //! Whose turn it is, for how long, and what all clients of a [`Clients`](super::Clients) have
 //! together: one thread serves them, and none may make the others wait.
 //!
-//! A round begins with all clients that have something to do (`gather`), which are served in turn.
-//! A turn ends after [`SLICE`]; what is left waits for the next round. No step within a turn takes
-//! long by itself: it installs a bounded number of pages, or changes a few intervals.
+//! A round begins with all clients that have something to do, which are served in turn. A turn ends
+//! after [`SLICE`]; what is left waits for the next round. No step within a turn takes long by
+//! itself: it installs a bounded number of pages, or changes a few intervals.
 //!
-//! Reads for a client that has left count until they end, so nobody gets more by leaving and coming
-//! back.
+//! Reads for a client that has left count until they end: nobody gets more by coming back.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -137,8 +136,10 @@ impl ClientTurns {
         self.unbegun_ahead.push_front((job, rest));
     }
 
-    pub(super) fn end_ahead(&mut self) {
+    /// A read ahead has ended, and with it perhaps the last one of a turn.
+    pub(super) fn end_ahead(&mut self, is_last: bool) {
         self.begun = self.begun.saturating_sub(1);
+        self.change(|it| it.ahead -= usize::from(is_last));
     }
 
     /// Nothing more is begun for the job. Returns how many parts would have been.
@@ -178,9 +179,11 @@ impl ClientTurns {
         !self.ready.is_empty()
     }
 
-    /// A client, which is not among them, has something to do.
-    pub(super) fn add(&mut self, client: u64) {
-        self.ready.push_back(client);
+    /// A client has something to do.
+    pub(super) fn add(&mut self, id: u64, is_ready: &mut bool) {
+        if !std::mem::replace(is_ready, true) {
+            self.ready.push_back(id);
+        }
     }
 
     pub(super) fn next(&mut self) -> Option<u64> {

@@ -48,10 +48,10 @@ use crate::source::Hint;
 ///
 /// # What must not be done with the memory
 ///
-/// - The program must not unmap, remap or advise it by system calls of its own. A page that was taken
-///   out of memory so (by `MADV_DONTNEED`, for example) is not zeros afterwards: what was stored to it
-///   since it was last written to the swap is lost, and then each access fails, and
-///   [`last_failure`](crate::Space::last_failure) says so, until [`discard`](Self::discard); what the
+/// - The program must not unmap, remap or advise it by system calls of its own. What was stored to a
+///   page since it was last written to the swap is lost if the page is taken out of memory so (by
+///   `MADV_DONTNEED`, for example): then each access fails, and
+///   [`last_failure`](crate::Space::last_failure) says so, until [`discard`](Self::discard). What the
 ///   swap has comes back. Advice that takes nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless,
 ///   and so are KSM and mprotect(2), which [`read_at`](Self::read_at) and
 ///   [`write_at`](Self::write_at) do not heed.

@@ -19,15 +19,10 @@
 //! compare with other ways (`compared.rs`), *retries* also takes the lock of the whole space,
 //! before the map's, or the page is brought under the locks that the fault has.
 //!
-//! A page that needs no read is seldom waited for by way of *retries*: `look` itself waits for the
-//! thread that is just putting it there, though a task only for a moment. What was brought is kept
-//! until it was looked for, and then mapped at once, where the access wants it.
-//!
-//! # Why it ends
-//!
-//! *retries* finds a page absent only if it left its file since it was brought, or if another
-//! page's owner got its place. After [`RETRIES_MAX`] times the access is repeated all the same: it
-//! is a new fault then.
+//! A page that another thread is just putting there is waited for in `look`, by a task only for a
+//! moment. What was brought is kept until it was looked for, and then mapped where the access wants
+//! it. So *retries* finds a page absent only if it left its file since, or if another page's owner
+//! got its place. After [`RETRIES_MAX`] times the access is repeated all the same, as a new fault.
 
 use super::compared::Compared;
 use super::stats::{SpaceCounters, SpaceStats};

@@ -1,9 +1,8 @@
 //! Handler threads: they serve faults of others, which wait in the kernel meanwhile.
 //!
-//! Here: the threads, their messages, and the poisoning of pages that cannot be read. A fault is a
-//! task of the thread that took its message (`fault.rs`): while it waits for a read, for memory, or
-//! for its turn, the thread serves others. What is more than a thread's [`TASKS_MAX`] waits in the
-//! kernel's queue.
+//! A fault is a task of the thread that took its message (`fault.rs`): while it waits for a read,
+//! for memory, or for its turn, the thread serves others. What is more than a thread's [`TASKS_MAX`]
+//! waits in the kernel's queue.
 //!
 //! # A page that cannot be read
 //!
@@ -17,6 +16,7 @@
 //! works whatever limit of descriptors the program sets (`RLIMIT_NOFILE`); and a panic of the
 //! thread ends the process.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -149,7 +149,6 @@ fn watch(uffd: &Uffd, stop: &OwnedFd, ready: &Ready) -> rustix::io::Result<Owned
 /// the space.
 fn run(uffd: &Uffd, epoll: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: Serve) {
     let rests = Rc::new(Rests::default());
-    let mut events = Vec::with_capacity(3);
     let mut takes_messages = true;
     // Ends: the space's end makes `stop` readable.
     loop {
@@ -162,14 +161,13 @@ fn run(uffd: &Uffd, epoll: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: 
             takes_messages = has_room;
         }
         let time = time.map(|time| Timespec::try_from(time).expect("it is short"));
-        events.clear();
-        let room = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(epoll, room, time.as_ref()) {
-            Ok(_) => {}
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 3];
+        let events = match epoll::wait(epoll, &mut events, time.as_ref()) {
+            Ok((events, _)) => events,
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => panic!("waiting for faults failed: {error}"),
-        }
-        let is_there = |of| events.iter().any(|event: &epoll::Event| event.data.u64() == of);
+        };
+        let is_there = |of| events.iter().any(|event| event.data.u64() == of);
         if is_there(STOP) {
             return;
         }
@@ -195,7 +193,8 @@ fn run(uffd: &Uffd, epoll: &OwnedFd, mut tasks: Set<usize, ServedFault>, serve: 
 pub(super) fn poison(uffd: &Uffd, address: usize) {
     // An error: the page is there after all, or its map is being unmapped. Either way the access is
     // repeated.
-    let _ = uffd.poison(address & !(PAGE_BYTES - 1), PAGE_BYTES);
+    let page = address & !(PAGE_BYTES - 1);
+    let _ = uffd.poison(&(page..page + PAGE_BYTES));
 }
 
 /// Lets those go on that wait for a page.
@@ -205,5 +204,5 @@ pub(super) fn answer(uffd: &Uffd, address: usize, fault: &Fault) {
         poison(uffd, address);
     }
     // What is in no map is being unmapped: the access is repeated, and ends by a signal.
-    uffd.wake(address, PAGE_BYTES);
+    uffd.wake(&(address..address + PAGE_BYTES));
 }

@@ -3,41 +3,92 @@
 //! Here: bringing the pages of a range into the mirror, and keeping them there by references. The
 //! kernel maps a page that is in the mirror by itself, also when a system call touches it: so no
 //! such access asks anybody. What the range costs others is bounded: the pages of its folios count
-//! with those of own memory that are held (`anon/hold.rs`).
+//! with those of own memory that are held ([`HeldFor`]).
 //!
-//! A page that is in the mirror need not be in the page table. So a fault that has waited with its
-//! message since before the range was held, and that fails now, as the file was cut meanwhile, for
-//! example, could poison it. Whoever poisons and whoever completes a range exclude each other
-//! ([`Holds`]): what is poisoned before is zapped, and what is held is not poisoned.
+//! A page that is in the mirror need not be in the page table. So a fault whose message has waited
+//! since before the range was held could fail now, as the file was cut, and poison it. Whoever
+//! poisons and whoever completes a range exclude each other ([`Holds`]): what is poisoned before is
+//! zapped, and what is held is not poisoned.
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use super::anon::HELD_SHARE;
 use crate::access::many;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::locks::Mutex;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::{bring, lend};
 use crate::mapped::task::{Waiter, now};
-use crate::pages::core::{Core, Held};
+use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 
-/// What is held of a map.
-#[derive(Debug, Default)]
-pub(super) struct Holds {
-    /// How many ranges are held, or about to be.
-    all: AtomicU32,
-    /// No other lock is taken under it.
-    complete: Mutex<CompleteHolds>,
+/// At most this part of a budget is held.
+const HELD_SHARE: u32 = 4;
+
+/// The folios that are held for a range of a map, as long as this is there.
+pub(super) struct HeldFor<'a> {
+    handle: &'a Handle,
+    /// Of the file, or of the own memory.
+    bytes: Range<u64>,
+    pub(super) folios: Vec<Held<'a>>,
+    /// How many pages it has claimed of those that may be held.
+    claimed: u32,
 }
 
-/// The ranges whose pages are all in the mirror.
+impl<'a> HeldFor<'a> {
+    pub(super) fn new(handle: &'a Handle, bytes: Range<u64>) -> Self {
+        HeldFor { handle, bytes, folios: Vec::new(), claimed: 0 }
+    }
+
+    pub(super) fn pages(&self) -> Range<u64> {
+        if self.bytes.is_empty() {
+            return 0..0;
+        }
+        self.bytes.start >> PAGE_SHIFT..self.bytes.end.div_ceil(PAGE_BYTES as u64)
+    }
+
+    fn most(&self) -> u32 {
+        self.handle.core.frames.frames() / HELD_SHARE
+    }
+
+    /// So many pages more are held.
+    /// Error: [`ErrorKind::TooLarge`].
+    pub(super) fn claim(&mut self, pages: u64) -> Result<()> {
+        let held = &self.handle.core.mapped.held;
+        let claims = u32::try_from(pages).unwrap_or(u32::MAX);
+        held.add(claims, self.most()).map_err(|held| {
+            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
+            let (held_bytes, most_bytes) = (bytes(held), bytes(self.most()));
+            let Range { start, end } = self.bytes;
+            let (name, pages) = (self.handle.mapping.path.clone(), self.pages());
+            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
+            Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
+        })?;
+        self.claimed += claims;
+        Ok(())
+    }
+}
+
+impl Drop for HeldFor<'_> {
+    fn drop(&mut self) {
+        self.folios.clear();
+        self.handle.core.mapped.held.take_back(self.claimed);
+    }
+}
+
+/// What is held of a map. No other lock is taken under it.
 #[derive(Debug, Default)]
-struct CompleteHolds {
-    addresses: Vec<Range<usize>>,
+pub(super) struct Holds(Mutex<MapHolds>);
+
+#[derive(Debug, Default)]
+struct MapHolds {
+    /// How many ranges are held, or about to be.
+    begun: u32,
+    /// The ranges whose pages are all in the mirror.
+    complete: Vec<Range<usize>>,
     /// A page of the map was poisoned once.
     is_poisoned: bool,
 }
@@ -45,26 +96,25 @@ struct CompleteHolds {
 impl Holds {
     #[cfg(feature = "testing")]
     pub(super) fn are_there(&self) -> bool {
-        // Acquire: pairs with the release in the drop below.
-        self.all.load(Ordering::Acquire) > 0
+        self.0.lock().begun > 0
     }
 
     /// One more. The caller has the map's lock, and the map can be read.
     pub(super) fn begin(&self) -> Hold<'_> {
-        self.all.fetch_add(1, Ordering::Relaxed); // under the lock
+        self.0.lock().begun += 1;
         Hold { holds: self, addresses: None }
     }
 
     /// Calls `poison` for the page at `address`, unless it is held: then the access that has failed
     /// finds it when it is repeated.
     pub(super) fn poison(&self, address: usize, poison: impl FnOnce()) {
-        let mut complete = self.complete.lock();
+        let mut holds = self.0.lock();
         let has_it = |held: &Range<usize>| {
             let start = held.start & !(PAGE_BYTES - 1);
             (start..held.end.next_multiple_of(PAGE_BYTES)).contains(&address)
         };
-        if !complete.addresses.iter().any(has_it) || mutant::on(Mutant::HeldIsPoisoned) {
-            complete.is_poisoned = true;
+        if !holds.complete.iter().any(has_it) || mutant::on(Mutant::HeldIsPoisoned) {
+            holds.is_poisoned = true;
             poison();
         }
     }
@@ -85,11 +135,11 @@ impl Hold<'_> {
         addresses: Range<usize>,
         zap: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut complete = self.holds.complete.lock();
-        if complete.is_poisoned {
+        let mut holds = self.holds.0.lock();
+        if holds.is_poisoned {
             zap()?;
         }
-        complete.addresses.push(addresses.clone());
+        holds.complete.push(addresses.clone());
         self.addresses = Some(addresses);
         Ok(())
     }
@@ -97,13 +147,12 @@ impl Hold<'_> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
+        let mut holds = self.holds.0.lock();
+        holds.begun -= 1;
         if let Some(addresses) = self.addresses.take() {
-            let mut complete = self.holds.complete.lock();
-            let at = complete.addresses.iter().position(|it| *it == addresses);
-            complete.addresses.swap_remove(at.expect("it is complete"));
+            let at = holds.complete.iter().position(|it| *it == addresses);
+            holds.complete.swap_remove(at.expect("it is complete"));
         }
-        // Release: pairs with the acquire above. The range is not read after that.
-        self.holds.all.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -115,10 +164,7 @@ impl Drop for Hold<'_> {
 pub struct HeldBytes<'a> {
     bytes: &'a [u8],
     range: Range<usize>,
-    core: &'a Core,
-    folios: Vec<Held<'a>>,
-    /// How many pages it has claimed of those that may be held.
-    claimed: u32,
+    held: HeldFor<'a>,
     hold: Hold<'a>,
 }
 
@@ -143,25 +189,16 @@ impl<'a> HeldBytes<'a> {
         range: Range<usize>,
         zap: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
-        let (core, len) = (&*handle.core, range.len());
-        let (start, end) = (map_start + range.start as u64, map_start + range.end as u64);
-        let first = at.wrapping_add(range.start);
-        // On an error, its drop gives back what it has.
-        let mut held = HeldBytes { bytes: &[], range, core, folios: Vec::new(), claimed: 0, hold };
+        let (first, len) = (at.wrapping_add(range.start), range.len());
+        let held =
+            HeldFor::new(handle, map_start + range.start as u64..map_start + range.end as u64);
+        let mut it = HeldBytes { bytes: &[], range, held, hold };
         if len == 0 {
-            return Ok(held);
+            return Ok(it);
         }
-        let pages = start >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES as u64);
-        let most = core.frames.frames() / HELD_SHARE;
-        let too_large = |held_pages: u32| {
-            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
-            let (held_bytes, most_bytes) = (bytes(held_pages), bytes(most));
-            let name = handle.mapping.path.clone();
-            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
-            Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
-        };
-        if pages.end - pages.start > u64::from(most) {
-            return Err(too_large(core.mapped.held.now()).into());
+        let pages = it.held.pages();
+        if pages.end - pages.start > u64::from(it.held.most()) {
+            it.held.claim(pages.end - pages.start)?; // which fails
         }
         many::will_need(handle, pages.clone());
         let mut page = pages.start;
@@ -169,9 +206,7 @@ impl<'a> HeldBytes<'a> {
         while page < pages.end {
             let folio = folio_in_mirror(handle, page)?;
             let identity = folio.frame().identity();
-            let claims = identity.order.frames();
-            core.mapped.held.add(claims, most).map_err(&too_large)?;
-            held.claimed += claims;
+            it.held.claim(u64::from(identity.order.frames()))?;
             let (has_end, folio_end) = (folio.file_pages_end(), identity.pages().end);
             if has_end < pages.end.min(folio_end) && !mutant::on(Mutant::HoldsWholeFolios) {
                 // The mirror has no page of the folio beyond that; the file may be longer by now.
@@ -181,15 +216,15 @@ impl<'a> HeldBytes<'a> {
             }
             page = folio_end;
             if !mutant::on(Mutant::HoldsNothing) {
-                held.folios.push(folio);
+                it.held.folios.push(folio);
             }
         }
-        held.hold.complete(first.addr()..first.addr() + len, zap)?;
+        it.hold.complete(first.addr()..first.addr() + len, zap)?;
         // SAFETY: in the map, of which the caller says that it stays. Its pages are those of folios
         // with references, whose bytes nobody changes, and which the map shows as long as there are
         // references.
-        held.bytes = unsafe { std::slice::from_raw_parts(first, len) };
-        Ok(held)
+        it.bytes = unsafe { std::slice::from_raw_parts(first, len) };
+        Ok(it)
     }
 }
 
@@ -220,12 +255,5 @@ impl Deref for HeldBytes<'_> {
 impl AsRef<[u8]> for HeldBytes<'_> {
     fn as_ref(&self) -> &[u8] {
         self
-    }
-}
-
-impl Drop for HeldBytes<'_> {
-    fn drop(&mut self) {
-        self.folios.clear();
-        self.core.mapped.held.take_back(self.claimed);
     }
 }

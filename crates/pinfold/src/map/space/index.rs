@@ -61,17 +61,10 @@ impl MapIndex {
         MapIndex { leaves: [const { AtomicPtr::new(std::ptr::null_mut()) }; LEAVES] }
     }
 
-    fn leaf(&self, granule: usize) -> Option<&Leaf> {
-        // Acquire: pairs with the release in `make`.
-        let leaf = self.leaves.get(granule / LEAF_GRANULES)?.load(Ordering::Acquire);
-        // SAFETY: null, or what `make` has leaked.
-        unsafe { leaf.as_ref() }
-    }
-
     /// The number of the record of the map at `address`, or of one that was there a moment ago.
     pub(crate) fn find(&self, address: usize) -> Option<u32> {
         let granule = address / GRANULE_BYTES;
-        self.leaf(granule)?.get(granule)
+        there(self.leaves.get(granule / LEAF_GRANULES)?)?.get(granule)
     }
 
     /// All granules that have an address of `addresses` are of the record `number` from now on, or
@@ -82,28 +75,36 @@ impl MapIndex {
             return false;
         }
         for granule in granules {
-            let leaf = self.leaf(granule).unwrap_or_else(|| self.make(granule));
-            leaf.set(granule, number);
+            made_once(&self.leaves[granule / LEAF_GRANULES], Leaf::new).set(granule, number);
         }
         true
     }
+}
 
-    fn make(&self, granule: usize) -> &Leaf {
-        let slot = &self.leaves[granule / LEAF_GRANULES];
-        let leaf = Box::into_raw(Box::new(Leaf::new()));
-        // Release and acquire: this thread's leaf for others, or another's for this thread.
-        let (success, failure) = (Ordering::Release, Ordering::Acquire);
-        let there = match slot.compare_exchange(std::ptr::null_mut(), leaf, success, failure) {
-            Ok(_) => leaf,
-            Err(others) => {
-                // SAFETY: nobody else has seen it.
-                drop(unsafe { Box::from_raw(leaf) });
-                others
-            }
-        };
-        // SAFETY: leaked here, or by the other thread.
-        unsafe { &*there }
+/// What `made_once` has made for this word, if it has.
+#[cfg(not(loom))]
+pub(super) fn there<T>(slot: &AtomicPtr<T>) -> Option<&T> {
+    // Acquire: pairs with the release in `made_once`.
+    let made = slot.load(Ordering::Acquire);
+    // SAFETY: null, or what `made_once` has leaked.
+    unsafe { made.as_ref() }
+}
+
+/// What the word points to from the first call on, for ever. There is no lock, which a forked child
+/// could find locked: threads that come at once all make it, and the first one's stays.
+#[cfg(not(loom))]
+pub(super) fn made_once<T>(slot: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
+    if let Some(made) = there(slot) {
+        return made;
     }
+    let own = Box::into_raw(Box::new(make()));
+    // Release: pairs with the acquire in `there`.
+    let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+    if slot.compare_exchange(std::ptr::null_mut(), own, success, failure).is_err() {
+        // SAFETY: nobody else has seen it.
+        drop(unsafe { Box::from_raw(own) });
+    }
+    there(slot).expect("it was made")
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

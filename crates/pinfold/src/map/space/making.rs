@@ -14,7 +14,6 @@ use super::map::{self, Map, check_own};
 use super::signal;
 use super::stats::SpaceStats;
 use super::target::{self, SpaceCore};
-use crate::base::sync::Mutex;
 use crate::cache::Cache;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -57,9 +56,7 @@ pub struct SpaceOptions {
 ///
 /// An access to a page that is in memory for maps costs what memory costs. An access to another
 /// page is a *fault*: it waits until the page was read from its file, or from the swap, as a call
-/// of
-/// [`File::read_at`] would. This is true of both kinds of memory; [`AnonMap`] has the rest on own
-/// memory.
+/// of [`File::read_at`] would. [`AnonMap`] has more on own memory.
 ///
 /// A clone is a handle to the same space. Maps stay when the space's last handle is dropped. As
 /// long as the space or one of its maps exists, 2 MiB of the budget are reserved for maps.
@@ -67,11 +64,11 @@ pub struct SpaceOptions {
 /// # Who serves a fault
 ///
 /// - **The thread that faults**, by default. The kernel sends it SIGBUS, whose handler reads the
-///   page as a call of the cache would; then the access is repeated. That costs a miss, and a few
-///   microseconds. The first space of the process installs the handler; what is not a fault of a map
-///   goes to the handler that was there before. A program that installs a handler for SIGBUS later
-///   has to pass signals on in the same way. If it goes back to the default action, or to the handler
-///   that was there before, no map can be accessed until the next space is made.
+///   page; then the access is repeated. That costs a miss, and a few microseconds. The first space
+///   of the process installs the handler; what is not a fault of a map goes to the handler that was
+///   there before. A program that installs one later has to pass signals on in the same way. If it
+///   goes back to the default action, or to the handler that was there before, no map can be
+///   accessed until the next space is made.
 ///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process. It
 ///     needs 4 KiB of its stack, and what the kernel puts there for a signal; sources are called on
 ///     a stack of 2 MiB.
@@ -84,10 +81,9 @@ pub struct SpaceOptions {
 ///   any number of faults; more of them share the work of copying pages and evicting. A fault that
 ///   needs one of the cache's threads fails if other sources keep all of them for 30 seconds, in
 ///   which no read ends. System calls wait for their pages, too, if the process may have a
-///   userfaultfd that serves them ([`SpaceStats::serves_system_calls`]); but a call that writes to
-///   the file that the map is of would never end, as it has that file's lock, for which the read of
-///   the page waits: [`Map::hold`] before it. Who waits for a page must have nothing that threads of
-///   the cache need:
+///   userfaultfd that serves them ([`SpaceStats::serves_system_calls`]); but one that writes to the
+///   file of the map has that file's lock, for which the read of the page waits, and never ends:
+///   [`Map::hold`] before it. Who waits for a page must have nothing that threads of the cache need:
 ///   - A signal handler may access a map, but not one that may have interrupted its thread in a call
 ///     of the cache or of the allocator, whose locks that thread has. So block such a signal in those
 ///     calls, or have it handled by a thread that makes none.
@@ -157,17 +153,15 @@ impl Space {
         let handlers = handlers.min(HANDLERS_MAX);
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);
-        let handlers = match handlers {
-            0 => {
-                let installed = signal::install();
-                installed.map_err(|why| Cause::system("install a handler of SIGBUS", why))?;
-                None
-            }
-            n => Some(Handlers::start(n, &uffd, target::serve_message)?),
+        let handlers = if handlers == 0 {
+            let refused = |why| Cause::system("install a handler of SIGBUS", why);
+            signal::install().map_err(refused)?;
+            None
+        } else {
+            Some(Handlers::start(handlers, &uffd, target::serve_message)?)
         };
-        let shared = SpaceShared::new(compared, ask);
-        let (cache, last_failure) = (cache.clone(), Mutex::new(None));
-        let proc = std::sync::OnceLock::new();
+        let (cache, shared) = (cache.clone(), SpaceShared::new(compared, ask));
+        let (last_failure, proc) = Default::default();
         let core = SpaceCore { shared, last_failure, uffd, proc, handlers, cache, _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
@@ -218,10 +212,9 @@ impl Space {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
-    /// Cost: some eight system calls; outside of the budget, 4 bytes for each 2 MiB of addresses
-    /// (which stay for other maps), 16 for each 64 MiB, and 4 for each page of those 64 MiB in
-    /// which something was stored. It takes a VMA of the kernel's, two at most, and whole pieces of
-    /// 2 MiB of address space.
+    /// Cost: some eight system calls, one or two of the kernel's VMAs, and whole pieces of 2 MiB of
+    /// address space; outside of the budget, 4 bytes for each 2 MiB of addresses (which stay for
+    /// other maps), 16 for each 64 MiB, and 4 for each page of those in which something was stored.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if `len` is 0; [`ErrorKind::System`] if the system refuses (`EINVAL`:
@@ -252,12 +245,8 @@ impl Space {
 
     /// What has happened so far. All zeros in a forked child.
     pub fn stats(&self) -> SpaceStats {
-        let here = self.core.cache.core().owner.is_here();
-        if here {
-            self.core.shared.stats(self.core.uffd.serves_system_calls())
-        } else {
-            SpaceStats::default()
-        }
+        let stats = || self.core.shared.stats(self.core.uffd.serves_system_calls());
+        self.core.cache.core().owner.is_here().then(stats).unwrap_or_default()
     }
 
     /// The error of the last access to any of its maps that failed. `None` in a forked child.

@@ -3,29 +3,29 @@
 //! # Address space
 //!
 //! A map has whole granules of 2 MiB. Its pages come first, as a shared mapping of the file's
-//! mirror; what is left is reserved, and accesses to it fail. For an access to a page that is not
-//! registered with a userfaultfd, as in a child, the kernel would put a page of zeros into the
-//! mirror. So all of it is `MADV_DONTFORK`; pages are mapped without access, registered, and made
-//! accessible last; and they are never unregistered, but unmapped.
+//! mirror; what is left is reserved, and accesses to it fail. For a page that is not registered, the
+//! kernel would put zeros into the mirror: so pages are mapped without access, registered, and made
+//! accessible last, and they are never unregistered, but unmapped.
 //!
-//! No map reaches beyond the end of its mirror, which never becomes shorter. For an access there
-//! the kernel asks nobody, and sends SIGBUS.
+//! No map reaches beyond the end of its mirror, which never becomes shorter: for an access there the
+//! kernel asks nobody, and sends SIGBUS.
 //!
 //! # Order of steps
 //!
-//! Under the record's lock, for writing:
-//! - mapping: the pages are mapped and registered; the record is filled; the index leads to it; the
-//!   pages become accessible;
-//! - unmapping: the index does not lead there any more; the range is unmapped; the record is empty.
-//!   It is given back after that.
+//! - Mapping: the pages are mapped and registered; under the record's lock for writing, the record
+//!   is filled and the index leads to it; the pages become accessible.
+//! - Unmapping, under that lock: the index does not lead there any more; the range is unmapped; the
+//!   record is empty. It is given back after that.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, slice};
 
+use rustix::io::Errno;
 use rustix::mm::MprotectFlags;
 
 use super::held::HeldBytes;
@@ -40,9 +40,10 @@ use crate::error::{Cause, RangeCause, Result};
 use crate::file::File;
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::map::{bring, lend};
-use crate::mapped::mirror::{MayMap, Showings, install};
+use crate::mapped::mirror::{MayMap, Showings};
 use crate::mapped::reserved::Reservation;
 use crate::mapped::task::{Waiter, now};
+use crate::mapped::uffd::install;
 use crate::source::Hint;
 
 /// A range of a file in memory, for reading. Made by [`Space::map_file`](super::Space::map_file).
@@ -90,16 +91,17 @@ impl Map {
     pub(super) fn new(space: &Arc<SpaceCore>, file: &File, range: Range<u64>) -> Result<Self> {
         check_own(&space.cache, file)?;
         check(file, &range)?;
-        let refused = |cause| refused(file, &range, cause);
+        let refused = |why: io::Error| file.handle().mapping.map_error("map", &range, why);
         let mirror = lend::reaching(file.handle(), range.end)?;
         let path = || file.handle().mapping.path.clone();
         let served = || Cause::MappedOrServed { path: path(), what: "map" };
         let may_map = mirror.map().ok_or_else(served)?;
         let target = Arc::new(MapTarget::new(file.clone(), None, space.clone()));
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
+        reservation.start.expose_provenance();
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
-        unsafe { install(reservation.start, pages.len(), mirror.fd(), range.start, &space.uffd) }
+        unsafe { install(space.uffd.as_fd(), &pages, Some((mirror.fd(), range.start))) }
             .map_err(refused)?;
         let (first_page, addresses) = (range.start >> PAGE_SHIFT, pages.clone());
         let mapped = Mapped { addresses, first_page, target: target.clone() };
@@ -196,7 +198,11 @@ impl Map {
         let at = self.reservation.start.wrapping_add(start);
         // SAFETY: pages of a shared mapping, which the mirror keeps.
         let zapped = unsafe { give_back(at, bytes) };
-        zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))
+        zapped.map_err(|why| self.refused(why))
+    }
+
+    fn refused(&self, why: impl Into<io::Error>) -> crate::error::Error {
+        self.target.file.handle().mapping.map_error("map", &self.range, why)
     }
 
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
@@ -240,8 +246,7 @@ impl Map {
         self.check("hold", &range)?;
         let (body, _) = self.record.vma.read();
         if !self.is_readable() {
-            let cause = rustix::io::Errno::ACCESS.into();
-            return Err(refused(&self.target.file, &self.range, cause));
+            return Err(self.refused(Errno::ACCESS));
         }
         let hold = self.target.holds.begin();
         drop(body);
@@ -280,18 +285,17 @@ impl Map {
     /// ([`hold`](Self::hold)) that could not be read then; [`ErrorKind::Forked`].
     #[cfg(feature = "testing")]
     pub fn protect(&self, readable: bool) -> Result<()> {
-        let file = &self.target.file;
-        file.handle().core.check_owner()?;
+        self.target.file.handle().core.check_owner()?;
         let pages = self.reservation.pages(&self.range);
         let allowed = self.record.vma.change(&self.target.space.shared.compared, |_| {
             if !readable && self.target.holds.are_there() {
-                return Err(rustix::io::Errno::BUSY.into());
+                return Err(io::Error::from(Errno::BUSY));
             }
             allow(&pages, readable)?;
             self.readable.store(readable, Ordering::Relaxed); // under the lock
             Ok(())
         });
-        allowed.map_err(|cause| refused(file, &self.range, cause))
+        allowed.map_err(|why| self.refused(why))
     }
 
     fn shown(&self) -> &Showings {
@@ -306,16 +310,14 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if !self.target.file.handle().core.owner.is_here() {
-            // A child does not have the range, and may have something else there.
-            self.reservation.bytes = 0;
             return;
         }
         if !mutant::on(Mutant::UnmapsUnsaid) {
             self.shown().end(self.reservation.start.addr());
         }
-        let (space, addresses) = (&self.target.space, self.reservation.addresses());
-        self.record.end(space, &addresses, || self.reservation.unmap());
-        self.reservation.bytes = 0; // unmapped above
+        let reservation = std::mem::replace(&mut self.reservation, Reservation::none());
+        let addresses = reservation.addresses();
+        self.record.end(&self.target.space, &addresses, || drop(reservation));
     }
 }
 
@@ -331,8 +333,7 @@ fn allow(pages: &Range<usize>, readable: bool) -> io::Result<()> {
     Ok(unsafe { rustix::mm::mprotect(at, pages.len(), access) }?)
 }
 
-/// # Errors
-/// [`ErrorKind::Invalid`] if the file is of another cache than the space's.
+/// Error: [`ErrorKind::Invalid`] if the file is of another cache than the space's.
 pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     let core = &file.handle().core;
     core.check_owner()?;
@@ -343,8 +344,7 @@ pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// # Errors
-/// [`ErrorKind::Invalid`] if the range of the file cannot be mapped.
+/// Error: [`ErrorKind::Invalid`] if the range of the file cannot be mapped.
 pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     let len_bytes = file.len();
     let cause = if range.start > range.end {
@@ -358,23 +358,8 @@ pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(wrong_range("map", file, range, cause))
-}
-
-fn wrong_range(
-    what: &'static str,
-    file: &File,
-    range: &Range<u64>,
-    cause: RangeCause,
-) -> crate::error::Error {
-    let path = file.handle().mapping.path.clone();
-    Cause::WrongRange { what, path, start: range.start, end: range.end, cause }.into()
-}
-
-fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {
-    let path = file.handle().mapping.path.clone();
-    let (start, end, cause) = (range.start, range.end, Arc::new(cause));
-    Cause::Map { what: "map", path, start, end, cause }.into()
+    let (path, start, end) = (file.handle().mapping.path.clone(), range.start, range.end);
+    Err(Cause::WrongRange { what: "map", path, start, end, cause }.into())
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -3,22 +3,8 @@
 //! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a
 //! file. A page that is in the file's mirror (`mapped/mirror/`) is mapped by the kernel alone;
 //! this folder is about the accesses to the others.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `making.rs` | `Space` and its options |
-//! | `target.rs` | where a fault enters (`serve_signal`, `serve_message`); the file behind an address |
-//! | `map.rs` | `Map`: mapping, unmapping, changing |
-//! | `held.rs` | bytes of a map that stay there |
-//! | `anon_map.rs`, `anon/` | own memory: anonymous memory and private views of files |
-//! | `fault.rs` | a fault, step by step |
-//! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
-//! | `index.rs` | the table from an address to a record |
-//! | `signal.rs` | faults that the faulting thread serves itself |
-//! | `stacks.rs` | stacks on which they do so |
-//! | `handlers.rs` | faults that threads of the space serve |
-//! | `stats.rs`, `counter.rs` | what is counted |
-//! | `compared.rs` | what faults are compared with, and what is measured of locks; `not_compared.rs` is its stand-in |
+//! Accesses enter in `signal.rs` or `handlers.rs`, go by `target.rs` to the steps of a fault
+//! (`fault.rs`), and find their map by `index.rs` and `vma.rs`.
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod ahead_tests;

@@ -2,17 +2,15 @@
 //!
 //! # What it may do
 //!
-//! The signal comes from an access to a map, at the instruction that makes it: it is as if the
-//! program had called a function there. Where a call of
-//! [`File::read_at`](crate::File::read_at) would be in order, the access is: the handler takes the
-//! cache's locks, allocates, and waits for a read. The cache itself never accesses a map while it
-//! holds a lock. The fault is served on a stack of its own (`stacks.rs`).
+//! The signal comes at the instruction that accesses a map, as if the program had called a function
+//! there. Where a call of [`File::read_at`](crate::File::read_at) would be in order, the access is:
+//! the handler takes the cache's locks, allocates, and waits for a read, on a stack of its own
+//! (`stacks.rs`). The cache itself never accesses a map while it holds a lock.
 //!
 //! # Which signals are its own
 //!
 //! Those that the kernel sent for an address of a map (`BUS_ADRERR`), if the page can be brought.
-//! All others go to the handler that was there when this one was installed. Where there was none,
-//! the process ends by the signal.
+//! All others go to the handler that was there before. Where there was none, the process ends.
 //!
 //! A handler that the program installs later has to pass on what is not its own in the same way. So
 //! where a new space finds such a handler, it installs nothing: otherwise each would pass on to the
@@ -20,9 +18,9 @@
 //! installed again.
 //!
 //! A handler that gets a signal that is not its own may go back to the default action and return,
-//! as that of Rust's standard library does, so that the access that is repeated ends the process.
-//! If a process sent the signal, there is no such access, and this handler is installed again. But
-//! an access to a map that another thread makes in between ends the process.
+//! as that of Rust's standard library does, so that the repeated access ends the process. If a
+//! process sent the signal, there is no such access, and this handler is installed again; but an
+//! access to a map that another thread makes in between ends the process.
 
 use std::ffi::{c_int, c_void};
 // Not from `crate::base::sync`: no model has signals.
@@ -30,6 +28,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{io, mem, ptr};
 
 use super::fault::Fault;
+use super::index::{made_once, there};
 use super::stacks::on_own_stack;
 use super::target;
 use super::vma::FaultAccess;
@@ -53,25 +52,16 @@ const fn action(handler: libc::sighandler_t, flags: c_int) -> libc::sigaction {
     action
 }
 
-/// Sees to it that signals get to this handler. There is no lock, which a forked child could find
-/// locked. Threads that come at once all install it; the first stores what was there before.
+/// Sees to it that signals get to this handler. Threads that come at once all install it; the first
+/// stores what was there before.
 pub(super) fn install() -> io::Result<()> {
     let now = change(None)?;
     if now.sa_sigaction == address_of_handler() || put_back(&now) {
         return Ok(());
     }
-    // Acquire: pairs with the release below.
-    let before = BEFORE.load(Ordering::Acquire);
-    // SAFETY: null, or never freed.
-    match unsafe { before.as_ref() } {
+    match there(&BEFORE) {
         None => {
-            let now = Box::into_raw(Box::new(now));
-            // Release: pairs with the acquire in `pass_on`. It is there before the handler is.
-            let (success, failure) = (Ordering::Release, Ordering::Relaxed);
-            if BEFORE.compare_exchange(ptr::null_mut(), now, success, failure).is_err() {
-                // SAFETY: nobody else has seen it.
-                drop(unsafe { Box::from_raw(now) });
-            }
+            made_once(&BEFORE, || now); // it is there before the handler is
         }
         Some(before) if before.sa_sigaction == now.sa_sigaction => {}
         Some(_) => return Ok(()), // the program's own, which passes on to this one
@@ -94,10 +84,10 @@ fn put_back(now: &libc::sigaction) -> bool {
         libc::SIG_IGN => &IGNORE,
         _ => return false,
     };
-    if BEFORE.load(Ordering::Relaxed).is_null() {
+    if there(&BEFORE).is_none() {
         return false; // it was never installed
     }
-    // Release: pairs with the acquire in `pass_on`. Who has the old one uses that.
+    // Release: pairs with the acquire in `there`. Who has the old one uses that.
     BEFORE.store(ptr::from_ref(plain).cast_mut(), Ordering::Release);
     install_over().is_ok()
 }
@@ -169,10 +159,7 @@ unsafe fn access(context: *const c_void) -> FaultAccess {
 
 /// Does what would have been done without this handler.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // Acquire: pairs with the release in `install`.
-    let before = BEFORE.load(Ordering::Acquire);
-    // SAFETY: stored before this handler was installed, and never freed.
-    let before = unsafe { &*before };
+    let before = there(&BEFORE).expect("stored before this handler was installed");
     // SAFETY: as in `on_sigbus`. What a process sends has no positive code.
     let was_sent = unsafe { (*info).si_code } <= 0;
     match before.sa_sigaction {

@@ -4,10 +4,9 @@
 //! A few stacks are kept, with the memory that was touched of them; further ones are mapped for one
 //! fault. There is no lock, which a forked child could find locked.
 //!
-//! The kernel takes a thread for one on its alternate stack by its stack pointer alone. If that
-//! left an alternate stack with live frames, the next signal that is handled there would overwrite
-//! them from the top. So meanwhile the stack of the fault is the alternate one. In between, where
-//! one of the two is wrong, all signals are blocked.
+//! The kernel tells by the stack pointer alone whether a thread is on its alternate stack. If that
+//! left one with live frames, the next signal that is handled there would overwrite them. So
+//! meanwhile the stack of the fault is the alternate one; in between, all signals are blocked.
 
 // Not from `crate::base::sync`: no model has signals.
 use std::sync::atomic::{AtomicPtr, Ordering};

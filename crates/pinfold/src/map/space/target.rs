@@ -21,7 +21,6 @@ use crate::cache::Cache;
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, RangeCause, Result};
 use crate::file::File;
-use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::map::bring;
 use crate::map::lend::{self, Brought, Look, Mapper};
 use crate::mapped::mirror::Shown;
@@ -40,9 +39,7 @@ pub(super) struct MapRecord {
 
 impl MapRecord {
     /// The record of a map of `space`, which has the addresses `reserved` for itself.
-    ///
-    /// # Errors
-    /// There is none for one more map; or the index has no such addresses.
+    /// Error: there is none for one more map; or the index has no such addresses.
     pub(super) fn begin(
         space: &SpaceCore,
         mapped: Mapped<Arc<MapTarget>>,
@@ -67,7 +64,7 @@ impl MapRecord {
         let clear = |_: &Mapped<_>| {
             INDEX.set(reserved, None);
             unmap();
-            space.uffd.wake(reserved.start, reserved.len());
+            space.uffd.wake(reserved);
         };
         let compared = &space.shared.compared;
         let release = || RECORDS.release(self.number);
@@ -125,8 +122,7 @@ impl MapTarget {
         here.then(|| self.last_failure.lock().clone()).flatten()
     }
 
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if the range is not in the map, which has `len` bytes.
+    /// Error: [`ErrorKind::Invalid`] if the range is not in the map, which has `len` bytes.
     pub(super) fn check(&self, what: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
         let cause = if range.start > range.end {
             RangeCause::Reversed
@@ -197,12 +193,7 @@ impl fault::Target for Arc<MapTarget> {
             }
             // There by now, or on its way: the access is repeated until it is there.
             (_, None) if lend::is_coming(handle, page) => Ok(None),
-            _ => {
-                let (path, start) = (handle.mapping.path.clone(), page << PAGE_SHIFT);
-                let why = io::Error::from_raw_os_error(libc::ENOMEM);
-                let end = start + PAGE_BYTES as u64;
-                Err(Cause::Map { what: "map", path, start, end, cause: Arc::new(why) }.into())
-            }
+            _ => Err(handle.mapping.no_heap(page)),
         }
     }
 

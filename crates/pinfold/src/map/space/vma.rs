@@ -12,16 +12,21 @@
 //! The body is behind a lock. Each change is one more generation, so a fault that let go of the
 //! lock and has it again knows whether the map is still what it was.
 //!
-//! A record is never freed: whoever has an old number of it takes its lock, and finds that the
-//! address is not in its range.
+//! A record is never freed: whoever has an old number of it finds, under its lock, that the address
+//! is not in its range.
 
 use std::ops::Range;
 
 use super::compared::{Compared, Waited, read, write};
+#[cfg(not(loom))]
+use super::index::{made_once, there};
+#[cfg(not(loom))]
+use crate::base::fork::Birth;
 use crate::base::mutant::{self, Mutant};
 #[cfg(not(loom))]
 use crate::base::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::base::sync::{RwLock, RwLockReadGuard};
+use crate::frames::PAGE_BYTES;
 
 /// What a fault has to know of a map whose pages are found behind `T`.
 #[derive(Debug)]
@@ -36,7 +41,7 @@ impl<T> Mapped<T> {
     /// The page of the file at `address`, if that is in the map.
     pub(crate) fn page_at(&self, address: usize) -> Option<u64> {
         let inside = self.addresses.contains(&address) || mutant::on(Mutant::FaultAnyRange);
-        let at = address.wrapping_sub(self.addresses.start) / crate::frames::PAGE_BYTES;
+        let at = address.wrapping_sub(self.addresses.start) / PAGE_BYTES;
         inside.then(|| self.first_page + at as u64)
     }
 }
@@ -68,7 +73,7 @@ impl<T> Body<T> {
     /// What is behind `address`, and what an access to it wants, if the address is in the map.
     pub(crate) fn at(&self, address: usize) -> Option<(&T, Wanted)> {
         let mapped = self.mapped.as_ref()?;
-        let pages = (mapped.addresses.len() / crate::frames::PAGE_BYTES) as u64;
+        let pages = (mapped.addresses.len() / PAGE_BYTES) as u64;
         let pages = mapped.first_page..mapped.first_page + pages;
         let (page, start) = (mapped.page_at(address)?, mapped.addresses.start);
         Some((&mapped.target, Wanted { page, access: FaultAccess::Load, start, pages }))
@@ -150,9 +155,9 @@ const CHUNKS: usize = 1 << 12;
 #[cfg(not(loom))]
 pub(super) const RECORDS_MAX: usize = CHUNK * CHUNKS;
 
-/// All records of the process. There is no lock, which a forked child could find locked. It never
-/// uses a record of its parent's, which another thread may have been reading at the fork: chunks
-/// know in which process they were made.
+/// All records of the process, without a lock ([`made_once`]). A forked child never uses a record
+/// of its parent's, which another thread may have been reading at the fork: chunks know in which
+/// process they were made.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct RecordTable<T> {
@@ -164,7 +169,7 @@ pub(crate) struct RecordTable<T> {
 #[cfg(not(loom))]
 #[derive(Debug)]
 struct Chunk<T> {
-    birth: crate::base::fork::Birth,
+    birth: Birth,
     records: [(AtomicU32, Vma<T>); CHUNK],
 }
 
@@ -184,44 +189,24 @@ impl<T> RecordTable<T> {
     }
 
     fn record(&self, number: u32) -> Option<&(AtomicU32, Vma<T>)> {
-        let chunk = self.chunk(number as usize / CHUNK)?;
+        let chunk = there(self.chunks.get(number as usize / CHUNK)?)?;
         chunk.birth.is_here().then(|| &chunk.records[number as usize % CHUNK])
-    }
-
-    fn chunk(&self, at: usize) -> Option<&Chunk<T>> {
-        // Acquire: pairs with the release in `make`.
-        let chunk = self.chunks.get(at)?.load(Ordering::Acquire);
-        // SAFETY: null, or what `make` has leaked.
-        unsafe { chunk.as_ref() }
     }
 
     /// A free record, and its number. `None` if all are taken.
     pub(crate) fn claim(&self) -> Option<(u32, &Vma<T>)> {
         // Relaxed: a hint.
         let first = self.hint.load(Ordering::Relaxed) as usize / CHUNK;
-        let chunks = (first..CHUNKS).chain(0..first);
-        chunks.filter_map(|at| Some((at, self.chunk(at).or_else(|| self.make(at))?))).find_map(
-            |(at, chunk)| {
-                let mut records = chunk.records.iter().enumerate();
-                let here = chunk.birth.is_here();
-                let (slot, (_, vma)) = records.find(|(_, (taken, _))| here && take(taken))?;
-                Some(((at * CHUNK + slot) as u32, vma))
-            },
-        )
-    }
-
-    fn make(&self, at: usize) -> Option<&Chunk<T>> {
-        let records = std::array::from_fn(|_| (AtomicU32::new(0), Vma::new()));
-        let chunk =
-            Box::into_raw(Box::new(Chunk { birth: crate::base::fork::Birth::here(), records }));
-        // Release: pairs with the acquire in `chunk`.
-        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
-        if self.chunks[at].compare_exchange(std::ptr::null_mut(), chunk, success, failure).is_err()
-        {
-            // SAFETY: nobody else has seen it.
-            drop(unsafe { Box::from_raw(chunk) });
-        }
-        self.chunk(at)
+        let new = || Chunk {
+            birth: Birth::here(),
+            records: std::array::from_fn(|_| (AtomicU32::new(0), Vma::new())),
+        };
+        (first..CHUNKS).chain(0..first).find_map(|at| {
+            let chunk = made_once(&self.chunks[at], new);
+            let is_free = |record: &(AtomicU32, Vma<T>)| chunk.birth.is_here() && take(&record.0);
+            let slot = chunk.records.iter().position(is_free)?;
+            Some(((at * CHUNK + slot) as u32, &chunk.records[slot].1))
+        })
     }
 
     /// Gives back a record of which nothing is mapped.

@@ -1,15 +1,14 @@
 //! A file's mirror: a memfd in which each page has its own offset in the file, so that it can be
-//! mapped; and who owns which place of it. Which folios are put there is decided in `map/lend.rs`;
-//! when they go, in `map/pieces.rs` and `pages/reclaim/evict.rs`. `view.rs` is the cache's own view
-//! of the memfd, `shown.rs` has where maps show it, `samples.rs` how much of a folio they access.
+//! mapped; and who owns which place of it. `map/lend.rs` decides what is put there, `map/pieces.rs`
+//! and `pages/reclaim/evict.rs` when it goes. `view.rs` is the cache's own view of the memfd,
+//! `shown.rs` has where maps show it, `samples.rs` how much of a folio they access.
 //!
 //! # Present means up to date
 //!
 //! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
-//! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
-//! view, with all of its bytes. So the kernel itself may map whatever it finds, and a fault on a
-//! page that is absent is the only one that the program has to serve. `docs/map.md` has what else
-//! was tried.
+//! bytes: it gets there by `UFFDIO_COPY` with all of them, through the map that wants it or the
+//! cache's own view. So the kernel may map whatever it finds, and the program serves faults on
+//! absent pages alone. `docs/map.md` has what else was tried.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!
@@ -24,7 +23,7 @@
 //! | from | to | step | by |
 //! |---|---|---|---|
 //! | free | claimed | [`Mirror::claim`] | `lend.rs` |
-//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `lend/exchange.rs` |
+//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs` |
 //! | claimed | free | hole punched; then the claim ends | a lender that finds the folio gone |
 //! | lent | free | hole punched under the `change` mutex under which the folio leaves the index | migration to the arena |
 //! | lent | leaving | under the `change` mutex under which the folio leaves the index | eviction |
@@ -37,8 +36,6 @@
 //!
 //! Who drops what the file does not have any more waits until no place is claimed or leaving
 //! ([`Mirror::settle`]): no access that comes later finds the bytes of either.
-//!
-//! The cache's view is read under a reference to a mirrored folio alone.
 
 mod samples;
 mod shown;
@@ -48,6 +45,7 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -57,12 +55,12 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate,
 use crate::base::limits::check_file_end;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, between_steps};
+use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapped::uffd::{Uffd, copy};
 use samples::{Sample, samples};
 pub(crate) use shown::{Showings, Shown};
 use view::MirrorView;
-pub(crate) use view::install;
 
 /// How often a copy takes pages that are not its own out of its place before it gives up.
 const STRAYS_MAX: u32 = 16;
@@ -72,6 +70,8 @@ const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 
 #[derive(Debug)]
 pub(crate) struct Mirror {
+    /// Of the file, for errors.
+    path: PathBuf,
     fd: OwnedFd,
     uffd: Arc<Uffd>,
     view: MirrorView,
@@ -83,30 +83,21 @@ pub(crate) struct Mirror {
     punching: Mutex<()>,
     /// Where maps have it; not the view.
     pub(crate) shown: Showings,
-    seen_by: Arc<SeenBy>,
+    /// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other
+    /// processes keep their descriptor for ever, and can make pages of zeros, which a map would
+    /// show.
+    // Not from `crate::base::sync`: no protocol of pages rests on it.
+    seen_by: Arc<AtomicU32>,
 }
-
-/// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other
-/// processes keep their descriptor for ever, and can make pages of zeros, which a map would show.
-// Not from `crate::base::sync`: no protocol of pages rests on it.
-#[derive(Debug, Default)]
-struct SeenBy(AtomicU32);
 
 const CLIENTS: u32 = u32::MAX;
 
-/// What the system did not do, and its error.
-#[derive(Debug)]
-pub(crate) struct SystemRefused {
-    pub(crate) what: &'static str,
-    pub(crate) cause: io::Error,
-}
-
-/// What is [`SystemRefused`] where there are no addresses.
+/// What the system refuses where there are no addresses.
 const RESERVE: &str = "reserve addresses";
 
 /// The right to map a mirror in this process.
 #[derive(Debug)]
-pub(crate) struct MayMap(Arc<SeenBy>);
+pub(crate) struct MayMap(Arc<AtomicU32>);
 
 #[derive(Debug, Default)]
 struct Places {
@@ -139,35 +130,48 @@ pub(crate) struct PlaceClaim<'a> {
 
 impl Mirror {
     /// A mirror of a file of `len_bytes` bytes; all of it is free.
-    ///
-    /// # Errors
-    /// The system gives no memfd of that length, or no address space.
-    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self, SystemRefused> {
+    /// Error: the system gives no memfd of that length, or no address space.
+    pub(crate) fn new(path: &Path, len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self> {
         let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
         let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)
             // Who is given a descriptor for reading could open it anew for writing.
             .and_then(|fd| fchmod(&fd, Mode::RUSR).map(|()| fd))
-            .map_err(SystemRefused::to("make a memory file"))?;
-        set_len(fd.as_fd(), bytes)?;
-        let view = MirrorView::new(fd.as_fd(), bytes, uffd).map_err(SystemRefused::to(RESERVE))?;
-        let owned = Mutex::new(Places::default());
-        let freed = std::array::from_fn(|_| Condvar::new());
-        let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
-        let (punching, shown) = (Mutex::new(()), Showings::new());
-        let seen_by = Arc::default();
-        Ok(Mirror { fd, uffd, view, bytes, owned, freed, punching, shown, seen_by })
+            .map_err(|why| refused(path, "make a memory file", why))?;
+        set_len(path, fd.as_fd(), bytes)?;
+        let view = MirrorView::new(fd.as_fd(), bytes, uffd);
+        Ok(Mirror {
+            path: path.to_owned(),
+            fd,
+            uffd: uffd.clone(),
+            view: view.map_err(|why| refused(path, RESERVE, why))?,
+            bytes: Mutex::new(bytes),
+            owned: Mutex::default(),
+            freed: std::array::from_fn(|_| Condvar::new()),
+            punching: Mutex::default(),
+            shown: Showings::default(),
+            seen_by: Arc::default(),
+        })
+    }
+
+    /// The error that the system has refused something of it.
+    pub(crate) fn refused(&self, what: &'static str, cause: impl Into<io::Error>) -> Error {
+        refused(&self.path, what, cause)
     }
 
     /// The right to map it, for a map of the program. `None`: other processes may have it.
     pub(crate) fn map(&self) -> Option<MayMap> {
         let more = |maps: u32| maps.checked_add(1).filter(|&maps| maps != CLIENTS);
-        self.seen_by.change(more).then(|| MayMap(self.seen_by.clone()))
+        // Relaxed, here and below: a number alone.
+        let more = self.seen_by.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        more.is_ok().then(|| MayMap(self.seen_by.clone()))
     }
 
     /// From now on other processes may have it. False: the program maps it.
     #[cfg(feature = "serve")]
     pub(crate) fn give_out(&self) -> bool {
-        self.seen_by.change(|maps| (maps == 0 || maps == CLIENTS).then_some(CLIENTS))
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        let before = self.seen_by.compare_exchange(0, CLIENTS, success, failure);
+        before.is_ok() || before == Err(CLIENTS)
     }
 
     /// The memfd. To be mapped shared and read-only, and never where a child inherits it.
@@ -176,20 +180,20 @@ impl Mirror {
     }
 
     /// Makes it at least so many bytes long, which are asked for under the lock.
-    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), SystemRefused> {
+    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<()> {
         let mut is = self.bytes.lock();
         let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
         if *is < bytes {
-            set_len(self.fd.as_fd(), bytes)?;
+            set_len(&self.path, self.fd(), bytes)?;
             *is = bytes;
         }
         Ok(())
     }
 
     /// Sees to it that the cache's view has the folio that begins at `page`, which is to be lent.
-    pub(crate) fn reach(&self, page: u64) -> Result<(), SystemRefused> {
+    pub(crate) fn reach(&self, page: u64) -> Result<()> {
         let reached = self.view.reach(self.fd(), page << PAGE_SHIFT, &self.uffd);
-        reached.map_err(SystemRefused::to(RESERVE))
+        reached.map_err(|why| self.refused(RESERVE, why))
     }
 
     /// The address of a page, for who has a reference to the mirrored folio that has it, or a claim
@@ -200,9 +204,7 @@ impl Mirror {
 
     /// Copies what the memfd has from byte `at` on, within a page: zeros where it has nothing.
     /// Makes no page there, and no fault.
-    ///
-    /// # Panics
-    /// If the system cannot read its own memory.
+    /// Panics: if the system cannot read its own memory.
     pub(crate) fn load(&self, at: u64, to: &mut [u8]) {
         // Of memory of a map, as `to` may be, the kernel would ask nobody.
         let mut copy = [0; PAGE_BYTES];
@@ -270,15 +272,11 @@ impl Mirror {
     pub(crate) fn shows_left_over(&self, page: u64) -> bool {
         let owned = self.owned.lock();
         let is_of = |it: &Owned| it.by == PlaceOwner::Folio && it.pages.contains(&page);
-        // The file may have ended before it, when the folio was read.
-        owned.all.iter().any(is_of) && self.has(page) && !mutant::on(Mutant::LeftOverAwaited)
-    }
-
-    fn has(&self, page: u64) -> bool {
         let at = page << PAGE_SHIFT;
-        // Nobody uses the descriptor's position.
-        let data = rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Data(at));
-        data.is_ok_and(|data| data == at)
+        // The file may have ended before it, when the folio was read. Nobody uses the descriptor's
+        // position.
+        let has_it = || rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Data(at)) == Ok(at);
+        owned.all.iter().any(is_of) && has_it() && !mutant::on(Mutant::LeftOverAwaited)
     }
 
     /// Sleeps until the place of `pages` is free, at most for `nap`.
@@ -298,9 +296,7 @@ impl Mirror {
     }
 
     /// Takes the pages out of the memfd, and so out of every mapping of it.
-    ///
-    /// # Panics
-    /// If the system refuses: the bytes would stay, outside of the budget.
+    /// Panics: if the system refuses: the bytes would stay, outside of the budget.
     pub(crate) fn punch(&self, pages: Range<u64>) {
         between_steps();
         let (at, bytes) = (pages.start << PAGE_SHIFT, (pages.end - pages.start) << PAGE_SHIFT);
@@ -363,9 +359,7 @@ impl PlaceClaim<'_> {
     /// Puts `bytes` bytes from `from` on to the beginning of the place; what is left of the last
     /// page is zeros. With `shown` that has the place, all pages but samples are mapped there at
     /// once.
-    ///
-    /// # Errors
-    /// The system has no memory. Then some of the pages may be there.
+    /// Error: the system has no memory. Then some of the pages may be there.
     ///
     /// # Safety
     /// The bytes can be read, and no thread changes them meanwhile. Nobody unmaps `shown`.
@@ -441,7 +435,7 @@ impl PlaceClaim<'_> {
                 // The page may be poisoned in the map.
                 _ if through.1 != view.1 => through = view,
                 // Another process made a page of zeros there, and more of them perhaps.
-                cause if is_there(&cause) && strays < STRAYS_MAX => {
+                cause if cause.kind() == io::ErrorKind::AlreadyExists && strays < STRAYS_MAX => {
                     strays += 1;
                     let page = self.pages.start + ((at + done) / PAGE_BYTES) as u64;
                     let one = mutant::on(Mutant::StraysOneByOne);
@@ -459,16 +453,9 @@ impl PlaceClaim<'_> {
     }
 }
 
-impl SeenBy {
-    fn change(&self, to: impl FnMut(u32) -> Option<u32>) -> bool {
-        // Relaxed, here and in the drop: a number alone.
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to).is_ok()
-    }
-}
-
 impl Drop for MayMap {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -537,32 +524,22 @@ fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool
     });
 }
 
-fn is_there(cause: &io::Error) -> bool {
-    cause.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
+fn refused(path: &Path, what: &'static str, cause: impl Into<io::Error>) -> Error {
+    Cause::Mirror { path: path.to_owned(), what, cause: Arc::new(cause.into()) }.into()
 }
 
-fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), SystemRefused> {
+fn set_len(path: &Path, fd: BorrowedFd<'_>, bytes: u64) -> Result<()> {
     let done = check_file_end(bytes).and_then(|()| Ok(ftruncate(fd, bytes)?));
-    done.map_err(SystemRefused::to("make the memory file as long as the file"))
-}
-
-impl SystemRefused {
-    pub(crate) fn to<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |cause| SystemRefused { what, cause: cause.into() }
-    }
+    done.map_err(|why| refused(path, "make the memory file as long as the file", why))
 }
 
 /// Mirrored folios that left their file while they were used: their places stay theirs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Leftovers(Mutex<HashMap<u32, Place>>);
 
 type Place = (Arc<Mirror>, Range<u64>);
 
 impl Leftovers {
-    pub(crate) fn new() -> Self {
-        Leftovers(Mutex::new(HashMap::new()))
-    }
-
     /// The folio at `head` leaves its file. Call it under the `change` mutex.
     pub(crate) fn begin(&self, head: FrameNumber, mirror: &Arc<Mirror>, pages: Range<u64>) {
         mirror.owned.lock().add(pages.clone(), PlaceOwner::Folio);
@@ -574,14 +551,13 @@ impl Leftovers {
     pub(crate) fn end(&self, head: FrameNumber) {
         let left = self.0.lock().remove(&head.0);
         if let Some((mirror, pages)) = left {
-            let places = [pages];
+            let disown = || mirror.disown(std::slice::from_ref(&pages), PlaceOwner::Folio);
             if mutant::on(Mutant::LeftoverDisownsFirst) {
-                mirror.disown(&places, PlaceOwner::Folio);
-                mirror.punch(places[0].clone());
-                return;
+                disown();
+                return mirror.punch(pages);
             }
-            mirror.punch(places[0].clone());
-            mirror.disown(&places, PlaceOwner::Folio);
+            mirror.punch(pages.clone());
+            disown();
         }
     }
 }

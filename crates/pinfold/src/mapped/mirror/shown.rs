@@ -1,7 +1,6 @@
 //! Where maps of this process show pages of a mirror: taking pages out of the page tables there,
-//! and asking which are in them. A page that is taken out of the page tables alone stays in the
-//! memfd, and the kernel maps it again at the next access. So what is mapped some time later was
-//! used.
+//! and asking which are in them. What was taken out of these alone stays in the memfd, and the
+//! kernel maps it again at the next access. So what is mapped some time later was used.
 //!
 //! The addresses are there as long as they are known here: whoever unmaps them says so first.
 
@@ -32,7 +31,7 @@ impl Shown<'_> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Showings(Mutex<Vec<Showing>>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,10 +53,6 @@ impl Showing {
 }
 
 impl Showings {
-    pub(super) fn new() -> Self {
-        Showings(Mutex::new(Vec::new()))
-    }
-
     /// A map shows pages from `page` on at these addresses.
     pub(crate) fn begin(&self, addresses: &Range<usize>, page: u64) {
         let pages = page..page + (addresses.len() / PAGE_BYTES) as u64;
@@ -105,16 +100,16 @@ impl Showings {
         }
         // Opened anew each time, as a forked child would find its parent's.
         let Ok(pagemap) = Pagemap::open() else { return mapped };
-        let mut rest = 0..folios.len();
+        let mut noted = 0;
         // Ends: no folio is longer than what is looked at together.
-        while !rest.is_empty() {
-            let end = folios[rest.start].start + PAGES_MAX as u64;
-            let n = folios[rest.clone()].iter().take_while(|it| it.end <= end).count();
-            let together = rest.start..rest.start + n;
+        while noted < folios.len() {
+            let end = folios[noted].start + u64::from(Order::MAX.frames());
+            let n = folios[noted..].iter().take_while(|it| it.end <= end).count();
+            let together = noted..noted + n;
             for showing in &showings {
                 note(&pagemap, showing, &folios[together.clone()], &mut mapped[together.clone()]);
             }
-            rest.start += n;
+            noted += n;
         }
         mapped
     }
@@ -147,9 +142,7 @@ impl Showings {
     }
 }
 
-const PAGES_MAX: usize = Order::MAX.frames() as usize;
-
-/// Says which of these folios, all within `PAGES_MAX` pages, are mapped there.
+/// Says which of these folios, all within the pages of a largest one, are mapped there.
 fn note(pagemap: &Pagemap, showing: &Showing, folios: &[Range<u64>], mapped: &mut [bool]) {
     let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return };
     let Some((addresses, first)) = showing.part(&(first.start..last.end)) else { return };

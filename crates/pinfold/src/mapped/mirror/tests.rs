@@ -8,7 +8,7 @@ use crate::frames::Order;
 use crate::mapped::uffd::Ask;
 
 fn mirror(len_bytes: u64) -> Mirror {
-    Mirror::new(len_bytes, &Arc::new(Uffd::open(Ask::Signal).unwrap())).unwrap()
+    Mirror::new("a".as_ref(), len_bytes, &Arc::new(Uffd::open(Ask::Signal).unwrap())).unwrap()
 }
 
 fn put(mirror: &Mirror, pages: Range<u64>, byte: u8) {
@@ -61,7 +61,7 @@ fn a_place_has_one_owner() {
     mutant::with(Some(Mutant::ClaimBlindly), || assert!(mirror.claim(4..5).is_some()));
     drop((mirror.claim(0..4).unwrap(), mirror.claim(8..9).unwrap()));
     drop(claim);
-    let leftovers = Leftovers::new();
+    let leftovers = Leftovers::default();
     put(&mirror, 4..8, 1);
     leftovers.begin(FrameNumber(77), &mirror, 4..8);
     assert!(mirror.claim(7..8).is_none());

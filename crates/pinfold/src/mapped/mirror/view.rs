@@ -1,10 +1,9 @@
-//! The cache's own view of a mirror: where it reads the pages that are there, and puts those that
-//! no map wants at once.
+//! The cache's own view of a mirror: where it reads the pages that are there, under a reference to
+//! their folio, and puts those that no map wants at once.
 //!
-//! The view is made of *pieces*, each a mapping of a part of the memfd. The first has all of most
-//! files, with room to grow. What lies beyond comes in further pieces, each mapped when the first
-//! page of it is to be lent, and there until the mirror goes: so a file of any length can be
-//! mapped.
+//! The view is made of *pieces*, each a mapping of a part of the memfd, until the mirror goes. The
+//! first has all of most files, with room to grow. A further one is mapped when its first page is
+//! to be lent: so a file of any length can be mapped.
 //!
 //! All pieces begin at a multiple of the largest folio, in the file and in memory: so no folio lies
 //! in two, and a folio's first byte follows from the address of any of its bytes.
@@ -12,14 +11,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect};
+use rustix::mm::{MprotectFlags, mprotect};
 
 use crate::base::sync::RwLock;
 use crate::frames::PAGE_BYTES;
 use crate::mapped::reserved::{GRANULE_BYTES, Reservation};
-use crate::mapped::uffd::Uffd;
+use crate::mapped::uffd::{Uffd, install};
 
 /// How much further than the file the first piece reaches, at least: for files that grow.
 const ROOM_BYTES: u64 = 1 << 30;
@@ -35,15 +34,9 @@ const END_MAX: u64 = (1 << 63) - PAGE_BYTES as u64;
 
 #[derive(Debug)]
 pub(super) struct MirrorView {
-    first: ViewPiece,
+    first: Reservation,
     /// By their numbers.
-    further: RwLock<BTreeMap<u64, ViewPiece>>,
-}
-
-#[derive(Debug)]
-struct ViewPiece {
-    place: Reservation,
-    bytes: usize,
+    further: RwLock<BTreeMap<u64, Reservation>>,
 }
 
 impl MirrorView {
@@ -52,10 +45,8 @@ impl MirrorView {
     pub(super) fn new(fd: BorrowedFd<'_>, len_bytes: u64, uffd: &Uffd) -> io::Result<Self> {
         let bytes = len_bytes.saturating_add(len_bytes.max(ROOM_BYTES)).min(FIRST_MAX_BYTES);
         let bytes = bytes.next_multiple_of(GRANULE_BYTES as u64);
-        let first = match ViewPiece::map(fd, 0, bytes, uffd) {
-            Err(why) if why.raw_os_error() == Some(libc::ENOMEM) => {
-                ViewPiece { place: Reservation::none(), bytes: 0 }
-            }
+        let first = match map(fd, 0, bytes, uffd) {
+            Err(why) if why.kind() == io::ErrorKind::OutOfMemory => Reservation::none(),
             first => first?,
         };
         Ok(MirrorView { first, further: RwLock::new(BTreeMap::new()) })
@@ -64,11 +55,12 @@ impl MirrorView {
     /// The address of the byte `at`, which [`reach`](Self::reach) was called for.
     pub(super) fn address(&self, at: u64) -> *mut u8 {
         if at < self.first.bytes as u64 {
-            return self.first.address(at);
+            return self.first.start.wrapping_add(at as usize);
         }
         let further = self.further.read();
         let piece = further.get(&(at / PIECE_BYTES));
-        piece.expect("it was mapped before a page of it was lent").address(at % PIECE_BYTES)
+        let piece = piece.expect("it was mapped before a page of it was lent");
+        piece.start.wrapping_add((at % PIECE_BYTES) as usize)
     }
 
     /// Maps the piece that has the byte `at`, and so its whole folio.
@@ -79,7 +71,7 @@ impl MirrorView {
         }
         if let Entry::Vacant(place) = self.further.write().entry(number) {
             let start = number * PIECE_BYTES;
-            place.insert(ViewPiece::map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?);
+            place.insert(map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?);
         }
         Ok(())
     }
@@ -91,48 +83,14 @@ impl MirrorView {
     }
 }
 
-impl ViewPiece {
-    /// The part of the memfd from `offset` on.
-    fn map(fd: BorrowedFd<'_>, offset: u64, bytes: u64, uffd: &Uffd) -> io::Result<Self> {
-        let bytes = usize::try_from(bytes).map_err(|_| rustix::io::Errno::NOMEM)?;
-        let place = Reservation::new(bytes)?;
-        let at = place.start;
-        // SAFETY: reserved by this call, and given to nobody.
-        unsafe { install(at, bytes, fd, offset, uffd) }?;
-        // SAFETY: as above; registered by now.
-        unsafe { mprotect(at.cast(), bytes, MprotectFlags::READ) }?;
-        Ok(ViewPiece { place, bytes })
-    }
-
-    fn address(&self, at: u64) -> *mut u8 {
-        let at = at as usize;
-        assert!(at < self.bytes, "byte {at} is not in a piece of {} bytes", self.bytes);
-        self.place.start.wrapping_add(at)
-    }
-}
-
-/// Maps a part of a mirror, without access yet: none of its pages is ever made by an access.
-/// - It is registered, so that an access asks.
-/// - A child, which has no userfaultfd, does not have it.
-/// - The kernel makes no huge pages of it. It would fill holes with zeros, or be left with zeros
-///   where a hole is punched into one.
-///
-/// # Safety
-/// The addresses are reserved by the caller, and nobody uses them.
-pub(crate) unsafe fn install(
-    at: *mut u8,
-    bytes: usize,
-    mirror: BorrowedFd<'_>,
-    offset: u64,
-    uffd: &Uffd,
-) -> io::Result<()> {
-    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the caller's addresses.
-    unsafe { mmap(at.cast(), bytes, ProtFlags::empty(), flags, mirror, offset) }?;
-    // SAFETY: as above.
-    unsafe { madvise(at.cast(), bytes, Advice::LinuxDontFork) }?;
-    // SAFETY: as above. A kernel without huge pages refuses it, and needs none of it.
-    let _ = unsafe { madvise(at.cast(), bytes, Advice::LinuxNoHugepage) };
-    // SAFETY: as above.
-    unsafe { uffd.register(at.addr(), bytes) }
+/// Maps the part of the memfd from `offset` on.
+fn map(fd: BorrowedFd<'_>, offset: u64, bytes: u64, uffd: &Uffd) -> io::Result<Reservation> {
+    let bytes = usize::try_from(bytes).map_err(|_| rustix::io::Errno::NOMEM)?;
+    let piece = Reservation::new(bytes)?;
+    let start = piece.start.expose_provenance();
+    // SAFETY: reserved by this call, and given to nobody.
+    unsafe { install(uffd.as_fd(), &(start..start + bytes), Some((fd, offset))) }?;
+    // SAFETY: as above; registered by now.
+    unsafe { mprotect(piece.start.cast(), bytes, MprotectFlags::READ) }?;
+    Ok(piece)
 }

@@ -1,13 +1,8 @@
 //! The swap: where pages of the program's own memory are while they are not in memory.
 //!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
-//! | `slots.rs` | which slots are free |
-//! | `pages.rs` | the states of a page |
-//!
-//! Which pages go there is decided in `pages/reclaim/`; `map/space/anon/out.rs` has the steps of a
-//! page-out.
+//! Here: the source that has the slots: making it, reading, writing, counting. `slots.rs` says which
+//! slots are free, `pages.rs` has the states of a page. `pages/reclaim/` decides what is paged out,
+//! by the steps of `map/space/anon/out.rs`.
 
 pub(crate) mod pages;
 pub(crate) mod slots;
@@ -23,6 +18,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use crate::base::guarded::guarded;
 use crate::base::limits::check_file_end;
+use crate::base::sync::locks::Mutex;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
@@ -32,7 +28,6 @@ use crate::source::{
     Access, AlignedBuffer, Backing, Engine, Extent, Opened, Source, find, is_refusal, read_later,
 };
 use crate::stats::Stats;
-use pages::Unused;
 use slots::{SLOTS_MAX, Slot, SwapSlots};
 
 #[derive(Debug)]
@@ -42,8 +37,8 @@ pub(crate) struct Swap {
     backing: Backing,
     slots: SwapSlots,
     pub(crate) counters: SwapCounters,
-    last_error: crate::base::sync::locks::Mutex<Option<String>>,
-    rest: crate::base::sync::locks::Mutex<Rest>,
+    last_error: Mutex<Option<String>>,
+    rest: Mutex<Rest>,
 }
 
 /// How long a swap is left alone that failed or was full: it grows until a write succeeds.
@@ -107,8 +102,7 @@ pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swa
 }
 
 impl Swap {
-    /// # Errors
-    /// It is less than a page; the file cannot be made, or its file system has no room.
+    /// Error: it is less than a page; the file cannot be made, or its file system has no room.
     fn new(options: &Options, engine: &Arc<Engine>) -> io::Result<Self> {
         let slots = u32::try_from(options.swap_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX);
         let slots = slots.min(SLOTS_MAX / 2);
@@ -133,12 +127,6 @@ impl Swap {
         &self.slots
     }
 
-    pub(crate) fn give(&self, Unused(slot): Unused) {
-        if let Some(slot) = slot {
-            self.slots.give(slot);
-        }
-    }
-
     /// Writes pages to adjacent slots, from `first` on. An extent has one or more.
     pub(crate) fn write(&self, first: Slot, pages: &[Extent<'_>]) -> io::Result<()> {
         let write = || self.source.write_extents_at(offset(first), pages);
@@ -152,22 +140,22 @@ impl Swap {
             }
             Err(why) => {
                 self.slots.pass_over(first);
-                self.rest(Why::Failed);
-                add(&self.counters.write_errors, 1);
-                self.remember(why);
+                self.write_failed(why);
             }
         }
         done
     }
 
-    /// There was no memory for a buffer, so nothing could be written.
-    pub(crate) fn lacks_buffer(&self) {
+    fn write_failed(&self, why: &io::Error) {
         self.rest(Why::Failed);
         add(&self.counters.write_errors, 1);
-        self.remember(&io::Error::new(
-            io::ErrorKind::OutOfMemory,
-            "the program's allocator has no memory for a buffer (RLIMIT_AS, RLIMIT_DATA)",
-        ));
+        self.remember(why);
+    }
+
+    /// There was no memory for a buffer, so nothing could be written.
+    pub(crate) fn lacks_buffer(&self) {
+        let text = "the program's allocator has no memory for a buffer (RLIMIT_AS, RLIMIT_DATA)";
+        self.write_failed(&io::Error::new(io::ErrorKind::OutOfMemory, text));
     }
 
     /// It is left alone for a while. Who finds the same meanwhile does not make that longer.
@@ -381,7 +369,7 @@ mod tests {
         swap.rest.lock().now = Some((Instant::now(), Why::Full));
         swap.rest(Why::Full);
         assert!(swap.rests());
-        swap.give(Unused(Some(Slot(taken[0]))));
+        swap.slots.give(Slot(taken[0]));
         assert!(!swap.rests());
         swap.rest(Why::Failed);
         assert!(swap.rests(), "a write fails whether there are slots or not");

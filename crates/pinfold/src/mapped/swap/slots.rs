@@ -81,9 +81,7 @@ impl SwapSlots {
     }
 
     /// Gives a slot back. One that is none is ignored.
-    ///
-    /// # Panics
-    /// If it is free.
+    /// Panics: if it is free.
     pub(crate) fn give(&self, Slot(slot): Slot) {
         if slot >= self.all {
             return;

@@ -22,28 +22,93 @@
 //! a page, the access fails. A task that finds no memory evicts what needs no write, rests, and
 //! begins anew.
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::run::{RUN_MAX, RunFrames, RunToBring};
 use super::{Area, Origin, STREAMS, calls};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::{heap, wait};
 use crate::error::{Cause, Result};
-use crate::frames::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
+use crate::frames::{FrameNumber, Identity, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::index::InsertError;
+use crate::map::bring;
+use crate::map::lent::{self, LentPatience};
 use crate::map::space::vma::FaultAccess;
-use crate::map::{bring, lent};
 use crate::mapped::pagemap::PagemapEntry;
-use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
+use crate::mapped::swap::pages::{IsWriting, PageState};
+use crate::mapped::swap::slots::Slot;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
+use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Changing, Mapping};
-use crate::pages::reclaim::{self, Patience, Shortage};
+use crate::pages::reclaim::{self, Patience};
 use crate::pages::stream::Stream;
 use crate::source::{AlignedBuffer, is_refusal};
+
+/// The most pages that come together. Their folios are on the stack of who brings them: a fault takes
+/// no memory of the heap for them.
+const RUN_MAX: usize = 32;
+
+/// Pages that come together.
+#[derive(Clone, Debug)]
+struct RunToBring {
+    first: u64,
+    /// What the first of them is.
+    state: PageState,
+    pages: usize,
+}
+
+impl RunToBring {
+    /// What the `n`th page is: they lie together in the swap, or were never stored to.
+    fn state(&self, n: usize) -> PageState {
+        match self.state {
+            PageState::Swapped(Slot(first)) => PageState::Swapped(Slot(first + n as u32)),
+            state => state,
+        }
+    }
+
+    fn page(&self, n: usize) -> u64 {
+        self.first + n as u64
+    }
+}
+
+/// The folios for them.
+#[derive(Debug)]
+struct RunFrames {
+    heads: [FrameNumber; RUN_MAX],
+    n: usize,
+}
+
+impl RunFrames {
+    fn new() -> Self {
+        RunFrames { heads: [FrameNumber(0); RUN_MAX], n: 0 }
+    }
+
+    fn push(&mut self, head: FrameNumber) {
+        self.heads[self.n] = head;
+        self.n += 1;
+    }
+
+    /// Gives back those that were allocated in vain: all but the first `n`.
+    fn keep(&mut self, core: &Core, n: usize) {
+        for &head in self.get(n..).unwrap_or_default() {
+            core.give_back(head);
+        }
+        self.n = self.n.min(n);
+    }
+}
+
+impl Deref for RunFrames {
+    type Target = [FrameNumber];
+
+    fn deref(&self) -> &[FrameNumber] {
+        &self.heads[..self.n]
+    }
+}
 
 /// What pages of zeros are copied from.
 static ZEROS: Zeros = Zeros([0; RUN_MAX * PAGE_BYTES]);
@@ -82,9 +147,7 @@ impl Area {
     }
 
     /// Brings `page`, or waits for who does. It is kept from eviction for a while.
-    ///
-    /// # Errors
-    /// It cannot be read, there is no memory for it, or the map is not there any more.
+    /// Error: it cannot be read, there is no memory for it, or the map is not there any more.
     pub(crate) async fn bring(
         &self,
         handle: &Handle,
@@ -103,10 +166,7 @@ impl Area {
                 OwnLook::Absent(run) if run.state == PageState::Lost => {
                     return Err(Area::lost(mapping, page));
                 }
-                OwnLook::Absent(_) if !heap::has_room() => {
-                    let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
-                    return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
-                }
+                OwnLook::Absent(_) if !heap::has_room() => return Err(mapping.no_heap(page)),
                 OwnLook::Absent(run) => {
                     let bringing = bring::bringing(core, run.pages as u32, waiter).await;
                     match self.fill(handle, page, run, access, Some(waiter)).await? {
@@ -114,15 +174,10 @@ impl Area {
                         Filled::Faster => {}
                         Filled::NoMemory => {
                             drop(bringing);
-                            let patience = patience.get_or_insert_with(|| Patience::new(core));
-                            if patience.is_over(core) {
-                                let short = reclaim::shortage(core, PAGE_BYTES as u64);
-                                let why = short.of(mapping, page);
-                                return Err(Area::no_memory(core, mapping, page, why));
-                            }
-                            if let Waiter::Task(rests) = waiter {
-                                rests.rest(lent::TASK_NAP).await;
-                            }
+                            let patience = patience.get_or_insert_with(|| LentPatience::new(core));
+                            let waited = lent::wait_for_lent(core, Order::MIN, patience, waiter);
+                            let short = |why| Area::no_memory(core, mapping, page, why);
+                            waited.await.map_err(short)?;
                         }
                     }
                 }
@@ -158,17 +213,13 @@ impl Area {
             let mut changing = mapping.change();
             if self.is_closed() || page >= self.pages() {
                 let why = std::io::Error::other("it is not there any more");
-                return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+                return Err(mapping.page_error("bring", page, why));
             }
             let Some(head) = changing.head(page) else {
                 return Ok(OwnLook::Absent(self.run(&handle.stream, &mut changing, page)));
             };
             if core.frames.frame(head).is_changing() {
-                let held = core.hold_under_change(head);
-                let path = || mapping.path.clone();
-                return held
-                    .map(OwnLook::OnItsWay)
-                    .ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into());
+                return Area::held(core, mapping, page, head).map(OwnLook::OnItsWay);
             }
             let entry = self.entry(page);
             if !entry.is_some_and(PagemapEntry::is_absent) {
@@ -180,8 +231,19 @@ impl Area {
             let missed = Area::miss(core, &mut changing, page);
             drop(changing);
             let gone = missed.map_err(|IsWriting| Area::lost(mapping, page))?;
-            crate::pages::freeze::let_go(core, &gone);
+            freeze::let_go(core, &gone);
         }
+    }
+
+    /// A reference to a page that was found under the `change` mutex.
+    pub(super) fn held<'a>(
+        core: &'a Core,
+        mapping: &Mapping,
+        page: u64,
+        head: FrameNumber,
+    ) -> Result<Held<'a>> {
+        let too_many = || Cause::TooManyReferences { path: mapping.path.clone(), page };
+        core.hold_under_change(head).ok_or_else(|| too_many().into())
     }
 
     /// A store to a page that is there begins. If the page table was looked up, and has the page as
@@ -194,13 +256,13 @@ impl Area {
         entry: Option<PagemapEntry>,
     ) {
         let mut is_protected = entry.is_some_and(PagemapEntry::is_protected);
-        let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+        let allow = || self.protect(page, false);
         let pages = changing.own().expect("own memory has states");
         let unused = pages.store(page, || {
             is_protected = false;
             allow();
         });
-        give(core, unused);
+        core.give_slots([unused]);
         if is_protected && !mutant::on(Mutant::ProtectedForGood) {
             allow();
         }
@@ -209,7 +271,7 @@ impl Area {
     /// Which absent pages can come together with `page`.
     fn run(&self, stream: &Stream, changing: &mut Changing<'_>, page: u64) -> RunToBring {
         let state = changing.own().expect("own memory has states").get(page);
-        let mut run = RunToBring::of(page, state);
+        let mut run = RunToBring { first: page, state, pages: 1 };
         let is_expected = page == 0 || self.is_expected(page) || stream.is_sequential();
         let goes_on = is_expected && !stream.is_random();
         let end = if goes_on { self.pages().min(page + RUN_MAX as u64) } else { page + 1 };
@@ -263,8 +325,7 @@ impl Area {
             // In place of the memory of the folios, which have none yet. Zeros need no buffer.
             let zeros = self.is_zeros(&run);
             let Some(mut buffer) = Area::buffer(&mut frames, core, zeros) else {
-                let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
-                return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+                return Err(mapping.no_heap(page));
             };
             let is_alone = frames.len() == 1;
             if run.state == PageState::Origin && !zeros {
@@ -294,13 +355,12 @@ impl Area {
             let landing = if zeros { &ZEROS.0[..bytes] } else { &*buffer };
             match self.land(handle, &frames, &run, landing, read, access) {
                 Ok(()) => return Ok(Filled::Came),
-                Err(error) if frames.len() == 1 && is_read => {
-                    return Err(Area::refused(mapping, "bring", &(page..page + 1), error));
+                Err(_) if frames.len() > 1 => run.pages = 1, // another page may be at fault
+                Err(error) if is_read => return Err(mapping.page_error("bring", page, error)),
+                Err(error) => {
+                    let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
+                    return Err(Cause::SwapRead { name, offset, cause: Arc::new(error) }.into());
                 }
-                Err(error) if frames.len() == 1 => {
-                    return Err(Area::read_error(mapping, page, run.state, error));
-                }
-                Err(_) => run.pages = 1, // another page may be at fault
             }
         }
     }
@@ -331,14 +391,15 @@ impl Area {
         let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
         let mut frames = RunFrames::new();
         while frames.len() < run.pages {
-            let is_first = frames.is_empty();
-            let waits = is_first && matches!(waiter, Some(Waiter::Thread));
-            let got = lent::allocate_lent(core, frames::Order::MIN, waits);
-            let mut got =
-                got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
-            if let (None, true, Some(Waiter::Task(rests))) = (got, is_first, waiter) {
-                got = lent::evict_for_task(core, frames::Order::MIN, rests);
-            }
+            let waiter = waiter.filter(|_| frames.is_empty());
+            let got = match (lent::lent_at_once(core, Order::MIN), waiter) {
+                (None, Some(Waiter::Thread)) => {
+                    let short = |why| Area::no_memory(core, mapping, page, why);
+                    Some(lent::allocate_lent(core, Order::MIN).map_err(short)?)
+                }
+                (None, Some(Waiter::Task(rests))) => lent::evict_for_task(core, Order::MIN, rests),
+                (got, _) => got,
+            };
             let Some((head, _)) = got else { break };
             frames.push(head);
         }
@@ -363,19 +424,6 @@ impl Area {
         Ok(bytes.div_ceil(PAGE_BYTES).max(1))
     }
 
-    fn read_error(
-        mapping: &Mapping,
-        page: u64,
-        state: PageState,
-        error: std::io::Error,
-    ) -> crate::error::Error {
-        if let PageState::Swapped(_) = state {
-            let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
-            return Cause::SwapRead { name, offset, cause: std::sync::Arc::new(error) }.into();
-        }
-        Area::refused(mapping, "bring", &(page..page + 1), error)
-    }
-
     /// Step 4: as many as are still absent, and as they were, from the first on. The others are
     /// given back. Those that are left are on their way: in the index, with a reference of this
     /// thread's. False: the index has no memory at once, and it is not `needed`.
@@ -398,12 +446,11 @@ impl Area {
                 break;
             }
             if !changing.own().is_some_and(|it| it.make_room(page)) {
-                let why = std::io::Error::from_raw_os_error(libc::ENOMEM);
-                done = Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+                done = Err(mapping.no_heap(page));
                 break;
             }
             let frame = core.frames.frame(head);
-            let order = frames::Order::MIN;
+            let order = Order::MIN;
             frame.set_identity(Identity { mapping: mapping.id, index: page, order });
             let inserted = changing.writer(&core.nodes).insert(page, u32::from(order.get()), head);
             match inserted {
@@ -425,9 +472,7 @@ impl Area {
                     let refilled = reclaim::refill_nodes(core, wanted, first);
                     changing = mapping.change();
                     if !matches!(refilled, Ok(true)) {
-                        let short = |why: Shortage| {
-                            Area::no_memory(core, mapping, run.first, why.of(mapping, run.first))
-                        };
+                        let short = |why| Area::no_memory(core, mapping, run.first, why);
                         done = refilled.map_err(short);
                         break;
                     }
@@ -518,7 +563,7 @@ impl Area {
                 landed[it] = true;
                 if stores || zeros {
                     let states = changing.own().expect("own memory has states");
-                    give(core, states.store(run.page(it), || {})); // it came unprotected
+                    core.give_slots([states.store(run.page(it), || {})]); // it came unprotected
                 }
                 let frame = core.frames.frame(coming[it]);
                 frame.change_end();
@@ -545,7 +590,7 @@ impl Area {
         for &head in gone.iter() {
             core.put(head); // the index's
         }
-        if self.closed.load(Ordering::Relaxed) {
+        if self.is_closed() {
             core.mappings.retire(mapping);
         }
         core.pressure.progress();
@@ -560,11 +605,5 @@ async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
     match waiter {
         Waiter::Thread => core.waiters.wait(held.head().0, has_come),
         Waiter::Task(_) => wait::until(&core.waiters, held.head().0, has_come).await,
-    }
-}
-
-pub(super) fn give(core: &Core, unused: Unused) {
-    if let Some(swap) = core.own_swap() {
-        swap.give(unused);
     }
 }

@@ -5,40 +5,24 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
+use rustix::mm::{Advice, MprotectFlags, madvise, mprotect};
 
 use crate::frames::{PAGE_BYTES, give_back};
 use crate::mapped::reserved::Reservation;
 use crate::mapped::uffd::abi::{
-    COPY_PROTECTED, COPY_QUIETLY, Install, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE, PROTECT_ON,
-    Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, call,
+    COPY_PROTECTED, COPY_QUIETLY, Install, OP_PROTECT, OP_ZEROPAGE, PROTECT_ON, Protect, call,
 };
 use crate::mapped::uffd::{self, repeat};
 
-/// Makes reserved addresses private memory, which no child inherits, and registers them, before
-/// they can be accessed: the kernel asks for what is missing, and for stores to what is protected.
+/// Makes reserved addresses an area, which can be accessed.
 ///
 /// # Safety
 /// The addresses are reserved by the caller, and not in use.
 pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Result<()> {
-    let start = std::ptr::with_exposed_provenance_mut(at.start);
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: the caller's addresses.
-    unsafe { mmap_anonymous(start, at.len(), ProtFlags::empty(), flags) }?;
-    // A huge page would have more pages than were brought.
-    for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
-        // SAFETY: as above.
-        match unsafe { madvise(start, at.len(), advice) } {
-            // A kernel without huge pages.
-            Err(Errno::INVAL) if advice == Advice::LinuxNoHugepage => {}
-            done => done?,
-        }
-    }
+    unsafe { uffd::install(uffd, at, None) }?;
     let _ = merge_nothing(at); // asked again before a page leaves
-    let mode = REGISTER_MISSING | REGISTER_PROTECTED;
-    let mut register = Register { span: at.into(), mode, ioctls: 0 };
-    // SAFETY: it changes nothing but how faults of the caller's addresses are served.
-    unsafe { call::<OP_REGISTER, _>(uffd, &mut register) }?;
+    let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: as above.
     Ok(unsafe { mprotect(start, at.len(), MprotectFlags::READ | MprotectFlags::WRITE) }?)
 }
@@ -80,9 +64,7 @@ pub(super) fn merge_nothing(at: &Range<usize>) -> bool {
 /// Puts copies of the bytes at `from` to absent pages. Who waits for one is woken once the fault
 /// has let go of the page (`handlers.rs`), so that a page-out right after the access does not find
 /// it in use.
-///
-/// # Errors
-/// As [`uffd::copy`].
+/// Error: as [`uffd::copy`].
 pub(super) fn copy(
     uffd: BorrowedFd<'_>,
     to: &Range<usize>,
@@ -148,10 +130,8 @@ fn protect_all(
 }
 
 /// Takes pages out of memory; the next access is a fault.
-///
-/// # Errors
-/// The kernel keeps some of them, as the program has sealed them (mseal(2)), or mapped something
-/// else there.
+/// Error: the kernel keeps some of them, as the program has sealed them (mseal(2)), or mapped
+/// something else there.
 pub(super) fn give_back_pages(at: &Range<usize>) -> io::Result<()> {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.

@@ -2,18 +2,16 @@
 
 use std::ops::Range;
 
-use super::{Area, pages_of};
-use crate::error::{Cause, Result};
-use crate::frames::{FrameNumber, PAGE_SHIFT};
+use super::Area;
+use crate::error::Result;
+use crate::frames::FrameNumber;
+use crate::map::space::held::HeldFor;
 use crate::map::space::vma::FaultAccess;
 use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::task::{Waiter, now};
-use crate::pages::core::{Core, Held};
+use crate::pages::core::Held;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
-
-/// At most this part of a budget is held.
-pub(in crate::map::space) const HELD_SHARE: u32 = 4;
 
 pub(in crate::map::space) enum CopyPart<'a> {
     Load(usize, &'a mut [u8]),
@@ -24,12 +22,9 @@ pub(in crate::map::space) enum CopyPart<'a> {
 /// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).
 #[must_use = "dropped at once, it holds nothing"]
 pub struct HeldRange<'a> {
-    core: &'a Core,
     area: &'a Area,
     range: Range<usize>,
-    pages: Vec<Held<'a>>,
-    /// How many pages it has claimed of those that may be held.
-    claimed: u32,
+    _held: HeldFor<'a>,
 }
 
 impl std::fmt::Debug for HeldRange<'_> {
@@ -46,24 +41,13 @@ impl<'a> HeldRange<'a> {
         handle: &'a Handle,
         range: Range<usize>,
     ) -> Result<Self> {
-        let core = &*handle.core;
-        let pages = if range.is_empty() { 0..0 } else { pages_of(&range) };
-        let claimed = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
-        let most = core.frames.frames() / HELD_SHARE;
-        core.mapped.held.add(claimed, most).map_err(|held| {
-            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
-            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
-            let (held_bytes, most_bytes) = (bytes(held), bytes(most));
-            let (start, end) = (range.start as u64, range.end as u64);
-            let name = handle.mapping.path.clone();
-            Cause::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
-        })?;
-        // On an error, its drop gives back what it has.
-        let mut held = HeldRange { core, area, range, pages: Vec::new(), claimed };
+        let mut held = HeldFor::new(handle, range.start as u64..range.end as u64);
+        let pages = held.pages();
+        held.claim(pages.end - pages.start)?;
         for page in pages {
-            held.pages.push(area.hold(handle, page)?);
+            held.folios.push(area.hold(handle, page)?);
         }
-        Ok(held)
+        Ok(HeldRange { area, range, _held: held })
     }
 
     /// The bytes; what [`AnonMap::as_mut_ptr`](crate::AnonMap::as_mut_ptr) says of the memory holds
@@ -74,18 +58,9 @@ impl<'a> HeldRange<'a> {
     }
 }
 
-impl Drop for HeldRange<'_> {
-    fn drop(&mut self) {
-        self.pages.clear();
-        self.core.mapped.held.take_back(self.claimed);
-    }
-}
-
 impl Area {
     /// Copies a part of `page`, which is brought if it is absent.
-    ///
-    /// # Errors
-    /// As [`bring`](Self::bring); the system refuses the access.
+    /// Error: as [`bring`](Self::bring); the system refuses the access.
     pub(in crate::map::space) fn copy(
         &self,
         handle: &Handle,
@@ -112,7 +87,7 @@ impl Area {
             let was_protected = !looks && entry.is_some_and(PagemapEntry::is_protected);
             if !was_protected && !entry.is_some_and(PagemapEntry::is_absent) {
                 drop(changing);
-                return Err(Area::refused(&handle.mapping, "access", &(page..page + 1), why));
+                return Err(handle.mapping.page_error("access", page, why));
             }
             looks = true;
         }
@@ -120,16 +95,13 @@ impl Area {
 
     /// Brings `page`, and keeps it in memory as long as what is returned, unless it is forgotten. A
     /// store to it is no fault meanwhile, and it is not written to the swap.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy); the page is held too often.
+    /// Error: as [`copy`](Self::copy); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
         let look = || self.entry(page);
         let (changing, head) = self.there(handle, page, FaultAccess::Store, look)?;
-        let held = handle.core.hold_under_change(head);
+        let held = Area::held(&handle.core, &handle.mapping, page, head);
         drop(changing);
-        let path = || handle.mapping.path.clone();
-        held.ok_or_else(|| Cause::TooManyReferences { path: path(), page }.into())
+        held
     }
 
     /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index, and the

@@ -1,23 +1,12 @@
 //! Memory of the program's own that can be paged out: anonymous memory, and private views of files.
 //!
 //! An *area* is private memory of one map, registered with the space's userfaultfd for missing
-//! pages and for stores to protected ones. A page is put to the map's address when its bytes are
-//! complete (`UFFDIO_COPY`), and taken out when they are elsewhere. Each page in memory is a folio
-//! of the cache, with a frame of a hollow run: so it is in the budget, and the one policy evicts
-//! it.
+//! pages and for stores to protected ones. A page is put to its address when its bytes are complete
+//! (`UFFDIO_COPY`), and taken out when they are elsewhere. In memory it is a folio of the cache,
+//! with a frame of a hollow run: so it is in the budget, and the one policy evicts it.
 //!
-//! | file | subject |
-//! |---|---|
-//! | `mod.rs` | the area |
-//! | `bring.rs` | a fault: how a page gets in |
-//! | `run.rs` | pages that come together |
-//! | `hold.rs` | pages that are there for a while: for a copy, or held |
-//! | `out.rs` | a page-out, and forgetting pages |
-//! | `trust.rs` | what is believed of the page table, and what is looked up |
-//! | `proc.rs` | the page table, and bytes, by calls that make no fault |
-//! | `calls.rs` | the calls of the system |
-//!
-//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
+//! A page gets in by `bring.rs`, and leaves by `out.rs`; `trust.rs` says what is believed of the
+//! page table. `AnonMap`, as a program sees it, is in `anon_map.rs`, the states of a page in
 //! `mapped/swap/pages.rs`.
 //!
 //! # Locks
@@ -39,7 +28,6 @@ mod calls;
 mod hold;
 mod out;
 mod proc;
-mod run;
 mod trust;
 
 use std::ops::Range;
@@ -47,12 +35,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+pub(super) use hold::CopyPart;
 pub use hold::HeldRange;
-pub(super) use hold::{CopyPart, HELD_SHARE};
 pub(super) use out::pages_of;
 pub(super) use proc::Proc;
 
-use crate::base::fork::Birth;
 use crate::base::sync::locks::{Condvar, Mutex};
 use crate::error::{Cause, Error};
 use crate::file::File;
@@ -62,6 +49,7 @@ use crate::mapped::swap::Swap;
 use crate::mapped::uffd::Uffd;
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
+use crate::pages::reclaim::Shortage;
 
 /// How many threads can go through the memory in order and be seen to.
 const STREAMS: usize = 16;
@@ -98,7 +86,6 @@ pub(crate) struct Area {
     without_slot: AtomicU32,
     writes: Mutex<Writes>,
     one_ended: Condvar,
-    birth: Birth,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +119,6 @@ impl Area {
             without_slot: AtomicU32::new(0),
             writes: Mutex::default(),
             one_ended: Condvar::new(),
-            birth: Birth::here(),
         })
     }
 
@@ -154,34 +140,19 @@ impl Area {
         start + (pages.start << PAGE_SHIFT) as usize..start + (pages.end << PAGE_SHIFT) as usize
     }
 
+    /// Changes under the `change` mutex.
     fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed) // changes under the `change` mutex
+        self.closed.load(Ordering::Relaxed)
     }
 
-    /// The error that the system refused `what` of these pages.
-    pub(super) fn refused(
-        mapping: &Mapping,
-        what: &'static str,
-        pages: &Range<u64>,
-        why: std::io::Error,
-    ) -> Error {
-        let (start, end) = (pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT);
-        let cause = Arc::new(why);
-        Cause::Map { what, path: mapping.path.clone(), start, end, cause }.into()
-    }
-
-    fn no_memory(core: &Core, mapping: &Mapping, page: u64, cause: Error) -> Error {
+    fn no_memory(core: &Core, mapping: &Mapping, page: u64, why: Shortage) -> Error {
         let swap = core.own_swap().map_or_else(|| "there is no swap".to_owned(), Swap::about);
         let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
-        Cause::OwnMemory { name, offset, swap, cause: cause.into_cause() }.into()
+        Cause::OwnMemory { name, offset, swap, cause: why.of(mapping, page).into_cause() }.into()
     }
-}
 
-impl Drop for Area {
-    fn drop(&mut self) {
-        if !self.birth.is_here() {
-            // A child does not have the range, and may have something else there.
-            self.reservation.bytes = 0;
-        }
+    /// A store to the page is a fault, or none.
+    fn protect(&self, page: u64, on: bool) {
+        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), on);
     }
 }

@@ -26,7 +26,6 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::bring::give;
 use super::{Area, Origin, calls};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
@@ -35,6 +34,7 @@ use crate::mapped::swap::pages::{self, OwnMemory, PageState, PageStates, Unused,
 use crate::mapped::swap::slots::{CLUSTER_SLOTS, Slot, SwapSlots};
 use crate::mapped::swap::{Why, add};
 use crate::pages::core::Core;
+use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Changing, Mapping};
 use crate::pages::reclaim;
@@ -124,16 +124,13 @@ impl Area {
         let protect = |run| calls::protect(self.fd(), &self.addresses(&run), true);
         let begun = pages::begin(states, with_slots.into_iter(), protect);
         drop(changing);
-        crate::pages::freeze::let_go(core, &gone);
-        for slot in slots {
-            give(core, Unused(Some(slot)));
-        }
+        freeze::let_go(core, &gone);
+        core.give_slots(slots.map(|slot| Unused(Some(slot))));
         let written = self.write(core, &begun, &mut buffer);
         let mut changing = mapping.change();
         let states = changing.own().expect("own memory has states");
         for (&(page, slot), &written) in begun.iter().zip(&written) {
-            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
-            let unused = states.end_write(page, slot, written, allow);
+            let unused = states.end_write(page, slot, written, || self.protect(page, false));
             match (&unused, written, swap) {
                 (Unused(Some(_)), Written::InSlot, Some(swap)) => {
                     add(&swap.counters.stored_meanwhile, 1);
@@ -141,7 +138,7 @@ impl Area {
                 (_, Written::AsOrigin, Some(swap)) => add(&swap.counters.zeros, 1),
                 _ => {}
             }
-            give(core, unused);
+            core.give_slots([unused]);
         }
         drop(changing);
         let mut writes = self.writes.lock();
@@ -231,10 +228,8 @@ impl Area {
 
     /// The bytes of these pages are not wanted any more: the next access finds their origin. With
     /// `for_good` no page gets in any more. Waits for writes of them to the swap.
-    ///
-    /// # Errors
-    /// The system keeps a page in memory, as the program has sealed it. It has its bytes as before;
-    /// the others are forgotten. None with `for_good`.
+    /// Error: the system keeps a page in memory, as the program has sealed it. It has its bytes as
+    /// before; the others are forgotten. None with `for_good`.
     pub(in crate::map::space) fn forget(
         &self,
         handle: &Handle,
@@ -277,7 +272,7 @@ impl Area {
                 }
             }
             drop(changing);
-            crate::pages::freeze::let_go(core, &gone);
+            freeze::let_go(core, &gone);
             from = at;
             if at < end {
                 let mut now = self.writes.lock();
@@ -296,7 +291,7 @@ impl Area {
             "the program has sealed the page (mseal), or mapped something else there, so that the \
              system keeps it in memory, and it is as before: {why}"
         );
-        Area::refused(mapping, "discard", &(page..page + 1), std::io::Error::new(why.kind(), text))
+        mapping.page_error("discard", page, std::io::Error::new(why.kind(), text))
     }
 }
 
@@ -305,9 +300,9 @@ impl Area {
 fn forget_some(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Vec<FrameNumber> {
     for page in pages.clone() {
         let states = changing.own().expect("own memory has states");
-        give(core, states.forget(page).expect("it is not being written"));
+        core.give_slots([states.forget(page).expect("it is not being written")]);
     }
-    crate::pages::freeze::drop_within(core, changing, pages)
+    freeze::drop_within(core, changing, pages)
 }
 
 fn next_present(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Option<u64> {

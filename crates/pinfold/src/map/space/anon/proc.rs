@@ -24,9 +24,7 @@ pub(in crate::map::space) struct Proc {
 
 impl Proc {
     /// For areas whose faults `uffd` reports.
-    ///
-    /// # Errors
-    /// `/proc` cannot be used, or does not tell which pages are protected.
+    /// Error: `/proc` cannot be used, or does not tell which pages are protected.
     pub(in crate::map::space) fn open(uffd: BorrowedFd<'_>) -> io::Result<Self> {
         let told = |file: &str, why: &io::Error| {
             let hint = match why.kind() {
@@ -49,17 +47,14 @@ impl Proc {
     }
 
     /// Copies the bytes at an address of an area.
-    ///
-    /// # Errors
-    /// A page is absent, or not mapped.
+    /// Error: a page is absent, or not mapped.
     pub(super) fn load(&self, at: usize, to: &mut [u8]) -> io::Result<()> {
         self.memory.read_exact_at(to, at as u64)
     }
 
     /// Stores to an address of an area, as a thread of the program would.
-    ///
-    /// # Errors
-    /// A page is absent, protected against stores, or not mapped: what lies before it was stored.
+    /// Error: a page is absent, protected against stores, or not mapped: what lies before it was
+    /// stored.
     pub(super) fn store(&self, at: usize, from: &[u8]) -> io::Result<()> {
         self.memory.write_all_at(from, at as u64)
     }

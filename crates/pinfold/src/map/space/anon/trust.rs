@@ -1,16 +1,15 @@
 //! What is believed of the page table, and what is looked up.
 //!
-//! The states of own memory's pages say which are in memory, and which are protected against
-//! stores. But the page table is the kernel's: KSM ends a protection without a fault, and
-//! madvise(2) and munmap(2) take pages away. `docs/map.md` lists all that may change it ("What the
-//! kernel does to it"), and what is left of KSM.
+//! The states of own memory's pages say which are in memory, and which are protected. But the page
+//! table is the kernel's: KSM ends a protection without a fault, madvise(2) and munmap(2) take pages
+//! away. `docs/map.md` lists all that may change it ("What the kernel does to it").
 //!
 //! So nobody relies on a protection that was not looked up, under the `change` mutex:
 //!
 //! 1. a page leaves memory without a write only if the page table says that it is still protected,
-//!    or not there ([`Area::distrust_pages`]). One that is not protected any more counts as stored
-//!    to. Protection begins in two places alone: with the copy of the bytes that are elsewhere, and
-//!    before a page-out reads them. So where it is found, it has never ended;
+//!    or not there; any other counts as stored to (`distrust`). Protection begins in two places
+//!    alone: with the copy of the bytes that are elsewhere, and before a page-out reads them. So
+//!    where it is found, it has never ended;
 //! 2. a fault at a page that should be there finds out whether it is ([`Area::miss`]).
 //!
 //! Between the look and the moment at which the page is taken out, KSM could end a protection. So
@@ -28,6 +27,7 @@ use crate::frames::FrameNumber;
 use crate::mapped::pagemap::PagemapEntry;
 use crate::mapped::swap::pages::{IsWriting, PageStates, Seen, Unused};
 use crate::pages::core::Core;
+use crate::pages::freeze;
 use crate::pages::mapping::{Changing, Mapping};
 
 impl Area {
@@ -58,10 +58,7 @@ impl Area {
         if !is_away {
             seen.fill(None);
         }
-        let distrust = |(&page, seen)| {
-            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
-            states.distrust(page, seen, allow)
-        };
+        let distrust = |(&page, seen)| states.distrust(page, seen, || self.protect(page, false));
         clean.iter().zip(seen).map(distrust).collect()
     }
 
@@ -86,28 +83,26 @@ impl Area {
     /// What KSM does to a page that is protected: a store is no fault any more.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(in crate::map::space) fn end_protection(&self, page: u64) {
-        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+        self.protect(page, false);
     }
 
     /// A page that can be stored to is protected nevertheless.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(in crate::map::space) fn begin_protection(&self, page: u64) {
-        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), true);
+        self.protect(page, true);
     }
 
     /// A page in the index is not in memory: it leaves the index. If its bytes were in memory
     /// alone, they are lost, and it says so. The caller lets go of what is returned, without the
     /// mutex.
-    ///
-    /// # Errors
-    /// It is being written to the swap.
+    /// Error: it is being written to the swap.
     pub(super) fn miss(
         core: &Core,
         changing: &mut Changing<'_>,
         page: u64,
     ) -> Result<Vec<FrameNumber>, IsWriting> {
         changing.own().expect("own memory has states").miss(page)?;
-        Ok(crate::pages::freeze::drop_within(core, changing, page..page + 1))
+        Ok(freeze::drop_within(core, changing, page..page + 1))
     }
 
     /// Those of these dirty pages that are not in memory leave the index, and the list. As
@@ -128,6 +123,6 @@ impl Area {
     pub(super) fn lost(mapping: &Mapping, page: u64) -> Error {
         let why = "the page was taken out of memory behind the cache's back (by madvise, for example), \
                    and its bytes are lost; `discard` lets it be used again";
-        Area::refused(mapping, "bring", &(page..page + 1), io::Error::other(why))
+        mapping.page_error("bring", page, io::Error::other(why))
     }
 }

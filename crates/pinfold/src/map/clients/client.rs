@@ -11,6 +11,7 @@
 //! for which too much is kept by calls that hang, is copied to whoever wants it. Which pages were
 //! installed is a hint: the kernel takes them away again when the cache evicts them.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -349,7 +350,8 @@ impl Client {
     ) -> ClientResult<FaultOutcome> {
         let PageAsked { region, page: wanted, .. } = asked;
         let (mut at, mut end) = (pages.start, pages.end);
-        // Ends: each turn installs a page, leaves one out, or makes the range smaller.
+        // Ends: each turn installs pages, leaves some out, or makes the range smaller. Of pages that
+        // are there three turns at most meet one.
         while at < end {
             let range = region.addresses(&(at..end));
             match call(&self.uffd, range.clone()) {
@@ -360,10 +362,18 @@ impl Client {
                     at = next;
                 }
                 Err(Errno::EXIST) => {
-                    // Another of its threads may wait for it still.
-                    self.uffd.wake(region.addresses(&(at..at + 1)));
                     self.note_installed(region, at..at + 1);
-                    at += 1;
+                    // Who waits for another page of the run has sent a message of its own. To look
+                    // where the next absent one is could take a call for each.
+                    match at.cmp(wanted) {
+                        Ordering::Less => at = *wanted,
+                        Ordering::Greater => break,
+                        // Another of its threads may wait for it still.
+                        Ordering::Equal => {
+                            self.uffd.wake(region.addresses(&(at..at + 1)));
+                            at += 1;
+                        }
+                    }
                 }
                 // The rest of the run is asked for if it is wanted.
                 Err(Errno::AGAIN | Errno::NOMEM) if at > *wanted => break,
@@ -509,9 +519,45 @@ impl PageAsked {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use std::cell::Cell;
+
     use super::super::Clients;
     use super::super::tests::{Guest, MIB, bytes, snapshot};
     use super::*;
+
+    /// How many calls install page 5 of 2 to 10 if these are there already.
+    fn calls_beside(there: &[u64]) -> usize {
+        let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
+        let clients = Clients::new(&file).unwrap();
+        let guest = Guest::new(&clients, ClientMemory::Shared, 0);
+        let uffd = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
+        let mut client = Client::new(uffd, &[guest.mapping()], &Snapshot::new(&file)).unwrap();
+        let region = client.regions.of_page(5).unwrap();
+        let asked = PageAsked { region, page: 5, within: ANY };
+        let first = region.addresses(&(0..1)).start;
+        let (calls, got_it) = (Cell::new(0), Cell::new(there.contains(&5)));
+        let call = |_: &Foreign, range: Range<u64>| {
+            calls.set(calls.get() + 1);
+            let pages = (range.start - first) >> PAGE_SHIFT..(range.end - first) >> PAGE_SHIFT;
+            let new = pages.clone().take_while(|page| !there.contains(page)).count() as u64;
+            got_it.set(got_it.get() || (pages.start..pages.start + new).contains(&5));
+            if new == 0 { Err(Errno::EXIST) } else { Ok(new << PAGE_SHIFT) }
+        };
+        let outcome = client.install("map shared pages", &asked, 2..11, call);
+        assert!(matches!(outcome, Ok(FaultOutcome::Done)) && got_it.get(), "{there:?}");
+        calls.get()
+    }
+
+    #[test]
+    fn pages_that_are_there_cost_a_few_calls_whatever_their_number() {
+        let all =
+            |page: u64| [2, 3, 4, 5, 6, 7, 8, 9, 10].into_iter().filter(move |&at| at != page);
+        assert_eq!(calls_beside(&[]), 1);
+        assert_eq!(calls_beside(&all(5).collect::<Vec<_>>()), 3);
+        assert_eq!(calls_beside(&all(0).collect::<Vec<_>>()), 3);
+        assert_eq!(calls_beside(&[3, 7]), 4);
+        assert_eq!(calls_beside(&[2, 4, 6, 8, 10]), 3);
+    }
 
     /// What becomes of a fault on page 5, and how many pages are counted, if of pages 2 to 10 so
     /// many are installed before this ends it.

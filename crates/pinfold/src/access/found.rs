@@ -145,10 +145,22 @@ impl Handle {
         offset: u64,
         want: W,
     ) -> Option<Found<'_>> {
-        let Some((frame, from)) = self.window.try_both(head) else {
+        let Some(both) = self.window.try_both(head) else {
             want.absent::<{ Event::Absent as usize }>(self);
             return None;
         };
+        self.look_there(head, both, offset, want)
+    }
+
+    /// Steps 2 and 3, with an entry and its first byte.
+    #[inline(always)]
+    pub(crate) fn look_there<'a, W: Want>(
+        &'a self,
+        head: FrameNumber,
+        (frame, from): (&'a Frame, *mut u8),
+        offset: u64,
+        want: W,
+    ) -> Option<Found<'a>> {
         // Step 2.
         let Some(stamp) = frame.read_begin() else {
             want.absent::<{ Event::Changing as usize }>(self);

@@ -98,19 +98,20 @@ impl Handle {
     /// Steps 4 and 5. At `from` is byte `found.at` of the folio.
     #[inline(always)]
     pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
-        let Found { frame, head, stamp, .. } = found;
-        // Step 4. SAFETY: `at + bytes` is within the folio's order, so inside the arena (see the
-        // head), and may be read by racing loads; `buf` is the caller's alone.
-        unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
-        // Step 5.
-        if frame.read_retry(stamp) {
+        // SAFETY: the buffer's own length.
+        if !unsafe { copied(&found, from, buf.as_mut_ptr(), buf.len()) } {
             not_shortly::<{ Event::Changed as usize }>(self);
             return false;
         }
-        if !frame.is_used_most() {
-            note_use(self, frame, head, (found.at as usize, buf.len()));
+        if !found.frame.is_used_most() {
+            self.note_found(found, buf.len());
         }
         true
+    }
+
+    #[inline(always)]
+    pub(crate) fn note_found(&self, found: Found<'_>, bytes: usize) {
+        note_use(self, found.frame, found.head, (found.at as usize, bytes));
     }
 
     /// With `counted`, a folio that is present counts as a hit.
@@ -200,6 +201,19 @@ fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usi
     if let Some(came) = handle.counters().shard().comes_to(head.0, pages) {
         frame.note_use(came, at, bytes);
     }
+}
+
+/// Steps 4 and 5: whether `to` has the bytes that were found, whose first one is at `from`.
+///
+/// # Safety
+/// `to` is the caller's alone, and has room for `bytes`, which are what was wanted.
+#[inline(always)]
+pub(crate) unsafe fn copied(found: &Found<'_>, from: *const u8, to: *mut u8, bytes: usize) -> bool {
+    // Step 4. SAFETY: `at + bytes` is within the folio's order, so inside the arena (see the head),
+    // and may be read by racing loads; `to` is as the caller says.
+    unsafe { copy_racing(to, from, bytes) };
+    // Step 5.
+    !found.frame.read_retry(found.stamp)
 }
 
 /// One function per reason: an argument or a result would cost the hit path a register.

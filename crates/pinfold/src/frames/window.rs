@@ -48,6 +48,12 @@ impl Window {
         unsafe { self.at(if frame.0 < self.frames { frame.0 } else { 0 }) }
     }
 
+    /// The frame whose first byte is at `from`, as [`Self::both`] gave it.
+    #[inline(always)]
+    pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
+        FrameNumber(((from.addr() - self.base.addr().get()) >> PAGE_SHIFT) as u32)
+    }
+
     /// # Safety
     /// The arena has that frame.
     #[inline(always)]
@@ -88,5 +94,11 @@ impl Window {
 
     pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         self.try_both(frame).or_else(|| self.try_both(FrameNumber(0))).expect("an arena has frames")
+    }
+
+    pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
+        // SAFETY: the promise made to `of`.
+        let first = unsafe { self.0.as_ref() }.address(FrameNumber(0));
+        FrameNumber(((from.addr() - first.addr()) >> super::PAGE_SHIFT) as u32)
     }
 }

@@ -33,12 +33,19 @@ impl<const BITS: u32> Lookup<BITS> {
     /// page, as far as the directory is known here; else there is [`Self::hint_behind`].
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
-        self.hint_and_size(at, unit).map(|(head, _)| head)
+        self.known(at, unit, |head| head, |head| head)
     }
 
-    /// [`hint`](Self::hint), and whether the folio is smaller than a block.
+    /// What one of two functions makes of a [`hint`](Self::hint): the first if the folio is smaller
+    /// than a block.
     #[inline(always)]
-    pub(crate) fn hint_and_size(&self, at: u64, unit: u32) -> Option<(FrameNumber, bool)> {
+    pub(crate) fn known<T>(
+        &self,
+        at: u64,
+        unit: u32,
+        in_block: impl FnOnce(FrameNumber) -> T,
+        of_blocks: impl FnOnce(FrameNumber) -> T,
+    ) -> Option<T> {
         let block = at >> (unit + BITS);
         // Acquire: pairs with the release in `hint_behind`, after which the array is seen.
         if block >= self.blocks.load(Ordering::Acquire) as u64 {
@@ -54,10 +61,10 @@ impl<const BITS: u32> Lookup<BITS> {
         // Relaxed, here and below: hints, see the head of `directory.rs`.
         let entry = Entry(word.load(Ordering::Relaxed));
         if !self.memory.is_node(entry) {
-            return Some((entry.frame_or_none_such(), false));
+            return Some(of_blocks(entry.frame_or_none_such()));
         }
         let slot = self.memory.slot(entry, at >> unit);
-        Some((Entry(slot.load(Ordering::Relaxed)).frame_or_none_such(), true))
+        Some(in_block(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such()))
     }
 
     /// For a page past what is known here of the directory of `index`.

@@ -70,10 +70,16 @@ impl Handle {
         }
     }
 
+    /// As far as the directory is known here.
+    #[inline(always)]
+    pub(crate) fn known_hint(&self, page: u64) -> Option<FrameNumber> {
+        self.lookup.hint(page, 0)
+    }
+
     /// As [`Index::lookup_hint`](crate::index::Index).
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
-        match self.lookup.hint(page, 0) {
+        match self.known_hint(page) {
             Some(head) => head,
             None => self.hint_behind(page),
         }
@@ -87,10 +93,15 @@ impl Handle {
         }
     }
 
+    /// [`Lookup::known`] for a byte.
     #[inline(always)]
-    pub(crate) fn hint_and_size_of_byte(&self, offset: u64) -> (FrameNumber, bool) {
-        let known = self.lookup.hint_and_size(offset, PAGE_SHIFT);
-        known.unwrap_or_else(|| (self.hint_of_byte_behind(offset), false))
+    pub(crate) fn known_hint_of_byte<T>(
+        &self,
+        offset: u64,
+        in_block: impl FnOnce(FrameNumber) -> T,
+        of_blocks: impl FnOnce(FrameNumber) -> T,
+    ) -> Option<T> {
+        self.lookup.known(offset, PAGE_SHIFT, in_block, of_blocks)
     }
 
     #[cold]

@@ -6,44 +6,60 @@
 //! 2. do what a single hit does with that hint, by the same functions (`found.rs`, `read.rs`,
 //!    `borrow/`).
 //!
-//! A page for which a step fails is tried once more by the single call, which says why if it fails
-//! there, too. The first pass leaves the hint alone: to find the entry once more takes fewer
-//! instructions than to keep it.
+//! The second pass goes by *rows*: its loop ends where a page needs a call, since around calls the
+//! compiler keeps the loop's values in memory. A page for which a step fails is tried once more by
+//! the single call, which says why if it fails there, too.
 
 use std::num::NonZero;
 
 use crate::access::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
-use crate::access::found::{AnyPage, HoldablePage, WholePage};
+use crate::access::found::{AnyPage, Found, HoldablePage, Want, WholePage};
 use crate::base::counters::Event;
-use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
+use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::pages::handle::Handle;
 
 use super::read_at::ReadAt;
-use crate::access::read::BytesWanted;
+use crate::access::read::{BytesWanted, copied};
 
-/// Pages; a core waits for so many lines at a time.
-pub(super) const BEHIND: usize = 16;
+/// Pages; a core waits for so many lines at a time. The checker has batches of two.
+pub(super) const BEHIND: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Pass 1 is `ask`, and pass 2 `take`, which gets the number of each of `all` and its hint.
-#[inline(always)]
-fn in_two_passes<T: ?Sized>(
-    all: &mut T,
-    count: usize,
-    ask: impl Fn(&T, usize) -> FrameNumber,
-    mut take: impl FnMut(&mut T, usize, FrameNumber),
-) {
-    let mut heads = [FrameNumber(0); BEHIND];
-    for (at, head) in heads.iter_mut().enumerate().take(count) {
-        *head = ask(all, at);
-    }
-    for at in 0..count {
-        let place = &mut heads[at % BEHIND];
-        let head = *place;
-        if at + BEHIND < count {
-            *place = ask(all, at + BEHIND);
+/// What a hint leads to: a folio's entry and its first byte.
+type Asked<'a> = (&'a Frame, *mut u8);
+
+/// Pass 1, as far as it has got.
+struct Ahead<'a>([Asked<'a>; BEHIND]);
+
+impl<'a> Ahead<'a> {
+    #[inline(always)]
+    fn of<T>(handle: &'a Handle, all: &[T], ask: impl Fn(&T) -> Asked<'a>) -> Self {
+        let mut ahead = Ahead([handle.nothing(); BEHIND]);
+        for (of, place) in all.iter().zip(&mut ahead.0) {
+            *place = ask(of);
         }
-        take(all, at, head);
+        ahead
     }
+
+    /// What was asked for number `at` of `all`; each is taken, in order.
+    #[inline(always)]
+    fn take<T>(&mut self, all: &[T], at: usize, ask: impl Fn(&T) -> Asked<'a>) -> Asked<'a> {
+        let place = &mut self.0[at % BEHIND];
+        let there = *place;
+        if let Some(later) = all.get(at + BEHIND) {
+            *place = ask(later);
+        }
+        there
+    }
+}
+
+/// What ended a row of short reads.
+enum Ended<'a> {
+    /// The batch's end, or a read of another length.
+    Row,
+    /// A read that is not done.
+    NotDone,
+    /// A read that is done, whose use is to be noted.
+    Done(Found<'a>),
 }
 
 /// Out of line.
@@ -55,60 +71,104 @@ fn alone<T>(call: impl FnOnce() -> T) -> T {
 
 impl Handle {
     /// The short ones; `left` gets the numbers of the others.
-    #[inline]
-    pub(crate) fn read_by_hints(&self, reads: &mut [ReadAt<'_>], mut left: impl FnMut(usize)) {
+    pub(crate) fn read_by_hints(&self, reads: &mut [ReadAt<'_>], left: &mut Vec<usize>) {
         let shard = self.counters().shard();
-        // Reads of one length in a row are counted together.
-        let (mut length, mut row) = (0, 0);
-        let ask = |reads: &[ReadAt<'_>], at: usize| self.ask_for_bytes(reads[at].offset);
-        in_two_passes(reads, reads.len(), ask, |reads, at, head| {
-            let read = &mut reads[at];
+        let mut ahead = Ahead::of(self, reads, |read| self.ask_for_bytes(read.offset));
+        let mut at = 0;
+        // Ends: each turn but the last does a read.
+        while let Some(read) = reads.get(at) {
+            // Reads of one length in a row are counted together.
             let bytes = read.buf.len();
-            if bytes != length {
-                if bytes == 0 || bytes > self.short_max_bytes as usize {
-                    alone(|| self.read_one(read)); // which is no short read, and counts why
-                    return left(at);
+            let (ended_at, ended) = match NonZero::new(bytes) {
+                Some(_) if bytes <= self.short_max_bytes as usize => match bytes {
+                    // The most frequent one by a loop of its own.
+                    64 => self.read_row::<64>(reads, at, &mut ahead),
+                    _ => self.read_row::<0>(reads, at, &mut ahead),
+                },
+                _ => {
+                    ahead.take(reads, at, |read| self.ask_for_bytes(read.offset));
+                    (at, Ended::NotDone)
                 }
-                if let Some(length) = NonZero::new(length) {
-                    shard.count_reads(length, row);
-                }
-                (length, row) = (bytes, 0);
-            }
-            let Some(found) = self.look(head, read.offset, BytesWanted::<false>(bytes as u64))
-            else {
-                if !alone(|| self.read_one(read)) {
-                    left(at);
-                }
-                return;
             };
-            row += 1;
-            let from = found.from.wrapping_add(found.at as usize);
-            if self.copy_found(found, from, read.buf) {
-                read.result = Ok(bytes);
-            } else {
-                left(at);
+            let mut done = ended_at - at;
+            at = ended_at;
+            match ended {
+                Ended::Row => {}
+                Ended::Done(found) => {
+                    self.note_found(found, bytes);
+                    (at, done) = (at + 1, done + 1);
+                }
+                Ended::NotDone => {
+                    // Which counts it.
+                    if !self.read_one(&mut reads[at]) {
+                        left.push(at);
+                    }
+                    at += 1;
+                }
             }
-        });
-        if let Some(length) = NonZero::new(length) {
-            shard.count_reads(length, row);
+            if let Some(bytes) = NonZero::new(bytes) {
+                shard.count_reads(bytes, done as u64);
+            }
         }
+    }
+
+    /// Pass 2 of reads as long as that of `at`, which is moved on to what ended it. There is no
+    /// call in the loop, so that its values stay in registers. `BYTES`: their length, or 0.
+    #[inline(never)]
+    fn read_row<'a, const BYTES: usize>(
+        &'a self,
+        reads: &mut [ReadAt<'_>],
+        first: usize,
+        ahead: &mut Ahead<'a>,
+    ) -> (usize, Ended<'a>) {
+        let bytes = if BYTES == 0 { reads[first].buf.len() } else { BYTES };
+        let mut at = first;
+        while at < reads.len() && reads[at].buf.len() == bytes {
+            let there = ahead.take(reads, at, |read| self.ask_for_bytes(read.offset));
+            let read = &mut reads[at];
+            let wanted = BytesWanted::<false>(bytes as u64);
+            let head = self.window.frame_of(there.1);
+            let Some(found) = self.look_there(head, there, read.offset, wanted) else {
+                return (at, Ended::NotDone);
+            };
+            let Ok(result) = &mut read.result else { return (at, Ended::NotDone) };
+            let from = found.from.wrapping_add(found.at as usize);
+            // SAFETY: the buffer has so many bytes.
+            if !unsafe { copied(&found, from, read.buf.as_mut_ptr(), bytes) } {
+                return (at, Ended::NotDone);
+            }
+            *result = bytes;
+            if !found.frame.is_used_most() {
+                return (at, Ended::Done(found));
+            }
+            at += 1;
+        }
+        (at, Ended::Row)
     }
 
     /// Pass 1 of a read. Where the bytes are is a guess; pass 2 checks.
     #[inline(always)]
-    fn ask_for_bytes(&self, offset: u64) -> FrameNumber {
-        let (head, small) = self.hint_and_size_of_byte(offset);
-        let (frame, from) = self.window.both(head);
-        let at = if small {
+    fn ask_for_bytes(&self, offset: u64) -> Asked<'_> {
+        let of_small = |head| {
             // Probably in its first page.
+            let (frame, from) = self.window.both(head);
             prefetch(frame);
-            offset & (PAGE_BYTES as u64 - 1)
-        } else {
-            // One of few entries, so probably near.
-            offset.wrapping_sub(frame.start_now())
+            prefetch(from.wrapping_add(offset as usize & (PAGE_BYTES - 1)));
+            (frame, from)
         };
-        prefetch(from.wrapping_add(at as usize));
-        head
+        let of_large = |head| {
+            // One of few entries, so probably near.
+            let (frame, from) = self.window.both(head);
+            prefetch(from.wrapping_add(offset.wrapping_sub(frame.start_now()) as usize));
+            (frame, from)
+        };
+        self.known_hint_of_byte(offset, of_small, of_large).unwrap_or_else(|| self.nothing())
+    }
+
+    /// What leads to no folio.
+    #[inline(always)]
+    fn nothing(&self) -> Asked<'_> {
+        self.window.both(FrameNumber(0))
     }
 
     #[inline(always)]
@@ -121,39 +181,40 @@ impl Handle {
     }
 
     /// Those that can be held at once, in order; `left` gets the numbers of the others.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn get_by_hints<'a>(
         &'a self,
         pages: &[u64],
         guards: &mut Vec<FolioRef<'a>>,
-        left: impl FnMut(usize),
+        left: &mut Vec<usize>,
     ) {
-        let quick =
-            |page, head| self.get_found(self.look(head, page << PAGE_SHIFT, HoldablePage)?);
+        let quick = |page, there| self.get_found(self.look_again(there, page, HoldablePage)?);
         let single = |page| self.get_at_once(page);
-        let made = guard(pages, |page| self.ask_for_entry(page), guards, quick, single, left);
+        let ask = |&page: &u64| self.ask_for_entry(page);
+        let made = guard(self, pages, ask, guards, quick, single, left);
         self.counters().add(Event::CountedHit, made);
     }
 
     /// Of what is cached, in slots of `free`, which are of `reader`.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn borrow_by_hints<'f, 'r>(
         &'f self,
         pages: &[u64],
         reader: &'r Reader,
         guards: &mut Vec<Borrowed<'f, 'r>>,
-        left: impl FnMut(usize),
+        left: &mut Vec<usize>,
     ) {
         let mut free = reader.free_slots();
         if !self.needs_no_fence(reader) {
             return self.borrow_fenced(pages, reader, &mut free, guards, left);
         }
-        let quick = |page, head| {
-            let found = self.look(head, page << PAGE_SHIFT, WholePage)?;
+        let quick = |page, there| {
+            let found = self.look_again(there, page, WholePage)?;
             self.borrow_found(page, found, reader, &mut free)
         };
         let single = |page| self.borrow_at_once(page, reader);
-        guard(pages, |page| self.ask_for_entry(page), guards, quick, single, left);
+        let ask = |&page: &u64| self.ask_for_entry(page);
+        guard(self, pages, ask, guards, quick, single, left);
     }
 
     /// With one fence for each [`BEHIND`] pages, between all announcements and all comparisons.
@@ -165,62 +226,81 @@ impl Handle {
         reader: &'r Reader,
         free: &mut FreeSlots<'r>,
         guards: &mut Vec<Borrowed<'f, 'r>>,
-        mut left: impl FnMut(usize),
+        left: &mut Vec<usize>,
     ) {
         for (block, some) in pages.chunks(BEHIND).enumerate() {
-            let mut heads = [FrameNumber(0); BEHIND];
-            for (&page, head) in some.iter().zip(&mut heads) {
-                *head = self.ask_for_entry(page);
+            let mut asked = [self.nothing(); BEHIND];
+            for (&page, there) in some.iter().zip(&mut asked) {
+                *there = self.ask_for_entry(page);
             }
             let mut found = [None; BEHIND];
-            for ((&page, &head), found) in some.iter().zip(&heads).zip(&mut found) {
-                *found = self.look(head, page << PAGE_SHIFT, AnyPage);
+            for ((&page, &there), found) in some.iter().zip(&asked).zip(&mut found) {
+                *found = self.look_again(there, page, AnyPage);
             }
-            let left = |at| left(block * BEHIND + at);
+            let left = |at| left.push(block * BEHIND + at);
             self.borrow_all_found(some, &found, reader, free, guards, left);
         }
     }
 
     /// Pass 1 for guards.
     #[inline(always)]
-    fn ask_for_entry(&self, page: u64) -> FrameNumber {
-        let head = self.hint(page);
-        prefetch(self.window.both(head).0);
-        head
+    fn ask_for_entry(&self, page: u64) -> Asked<'_> {
+        let hint = self.known_hint(page).unwrap_or(FrameNumber(0));
+        let there = self.window.both(hint);
+        prefetch(there.0);
+        there
+    }
+
+    #[inline(always)]
+    fn look_again<'a, W: Want>(
+        &'a self,
+        there: Asked<'a>,
+        page: u64,
+        want: W,
+    ) -> Option<Found<'a>> {
+        self.look_there(self.window.frame_of(there.1), there, page << PAGE_SHIFT, want)
     }
 }
 
-/// Both passes for guards: `quick` gets a page by its hint, in order; `left` gets the numbers of the
-/// pages without any guard. Returns how many `quick` got.
+/// Both passes for guards: `quick` gets a page by what was asked for it, in order; `left` gets the
+/// numbers of the pages without any guard. Returns how many `quick` got.
 #[inline(always)]
-fn guard<G>(
+fn guard<'a, G>(
+    handle: &'a Handle,
     pages: &[u64],
-    ask: impl Fn(u64) -> FrameNumber,
+    ask: impl Fn(&u64) -> Asked<'a>,
     guards: &mut Vec<G>,
-    mut quick: impl FnMut(u64, FrameNumber) -> Option<G>,
+    mut quick: impl FnMut(u64, Asked<'a>) -> Option<G>,
     single: impl Fn(u64) -> Option<G>,
-    mut left: impl FnMut(usize),
+    left: &mut Vec<usize>,
 ) -> u64 {
     guards.reserve(pages.len());
     let (mut made, mut by_single) = (0, 0);
-    in_two_passes(
-        guards.spare_capacity_mut(),
-        pages.len(),
-        |_, at| ask(pages[at]),
-        |room, at, head| {
+    let mut ahead = Ahead::of(handle, pages, &ask);
+    let room = guards.spare_capacity_mut();
+    let mut at = 0;
+    // Ends: each turn is for one page at least.
+    while at < pages.len() {
+        // A row of hits, without a call.
+        while let Some(&page) = pages.get(at) {
+            let there = ahead.take(pages, at, &ask);
             // The place is known before there is a guard, or that would pass through the stack.
-            let (page, place) = (pages[at], &mut room[made]);
-            if let Some(guard) = quick(page, head) {
-                place.write(guard);
-                made += 1;
-            } else if let Some(guard) = alone(|| single(page)) {
-                place.write(guard);
+            let place = &mut room[made];
+            let Some(guard) = quick(page, there) else { break };
+            place.write(guard);
+            (made, at) = (made + 1, at + 1);
+        }
+        // What ended it.
+        let Some(&page) = pages.get(at) else { break };
+        match alone(|| single(page)) {
+            Some(guard) => {
+                room[made].write(guard);
                 (made, by_single) = (made + 1, by_single + 1);
-            } else {
-                left(at);
             }
-        },
-    );
+            None => left.push(at),
+        }
+        at += 1;
+    }
     let len = guards.len() + made;
     // SAFETY: the first `made` of the spare ones were written.
     unsafe { guards.set_len(len) };

@@ -52,7 +52,7 @@ impl Handle {
                 }
             }
         } else {
-            self.read_by_hints(reads, |at| left.push(at));
+            self.read_by_hints(reads, &mut left);
         }
         if left.is_empty() { Ok(()) } else { self.read_left(reads, &left) }
     }
@@ -135,7 +135,7 @@ impl Handle {
                 }
             }
         } else {
-            self.get_by_hints(pages, &mut quick, |at| left.push(at));
+            self.get_by_hints(pages, &mut quick, &mut left);
         }
         (quick, left)
     }
@@ -156,7 +156,7 @@ impl Handle {
                 }
             }
         } else {
-            self.borrow_by_hints(pages, reader, &mut quick, |at| left.push(at));
+            self.borrow_by_hints(pages, reader, &mut quick, &mut left);
         }
         if left.is_empty() {
             return Ok(quick);

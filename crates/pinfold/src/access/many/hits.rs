@@ -28,16 +28,16 @@ pub(super) const BEHIND: usize = if cfg!(loom) { 1 } else { 16 };
 type Asked<'a> = (&'a Frame, *mut u8);
 
 /// Pass 1, as far as it has got.
-struct Ahead<'a>([Asked<'a>; BEHIND]);
+struct FirstPass<'a>([Asked<'a>; BEHIND]);
 
-impl<'a> Ahead<'a> {
+impl<'a> FirstPass<'a> {
     #[inline(always)]
     fn of<T>(handle: &'a Handle, all: &[T], ask: impl Fn(&T) -> Asked<'a>) -> Self {
-        let mut ahead = Ahead([handle.nothing(); BEHIND]);
-        for (of, place) in all.iter().zip(&mut ahead.0) {
+        let mut first_pass = FirstPass([handle.nothing(); BEHIND]);
+        for (of, place) in all.iter().zip(&mut first_pass.0) {
             *place = ask(of);
         }
-        ahead
+        first_pass
     }
 
     /// What was asked for number `at` of `all`; each is taken, in order.
@@ -53,7 +53,7 @@ impl<'a> Ahead<'a> {
 }
 
 /// What ended a row of short reads.
-enum Ended<'a> {
+enum RowEnd<'a> {
     /// The batch's end, or a read of another length.
     Row,
     /// A read that is not done.
@@ -73,32 +73,32 @@ impl Handle {
     /// The short ones; `left` gets the numbers of the others.
     pub(crate) fn read_by_hints(&self, reads: &mut [ReadAt<'_>], left: &mut Vec<usize>) {
         let shard = self.counters().shard();
-        let mut ahead = Ahead::of(self, reads, |read| self.ask_for_bytes(read.offset));
+        let mut first_pass = FirstPass::of(self, reads, |read| self.ask_for_bytes(read.offset));
         let mut at = 0;
         // Ends: each turn but the last does a read.
         while let Some(read) = reads.get(at) {
             // Reads of one length in a row are counted together.
             let bytes = read.buf.len();
-            let (ended_at, ended) = match NonZero::new(bytes) {
+            let (end, why) = match NonZero::new(bytes) {
                 Some(_) if bytes <= self.short_max_bytes as usize => match bytes {
                     // The most frequent one by a loop of its own.
-                    64 => self.read_row::<64>(reads, at, &mut ahead),
-                    _ => self.read_row::<0>(reads, at, &mut ahead),
+                    64 => self.read_row::<64>(reads, at, &mut first_pass),
+                    _ => self.read_row::<0>(reads, at, &mut first_pass),
                 },
                 _ => {
-                    ahead.take(reads, at, |read| self.ask_for_bytes(read.offset));
-                    (at, Ended::NotDone)
+                    first_pass.take(reads, at, |read| self.ask_for_bytes(read.offset));
+                    (at, RowEnd::NotDone)
                 }
             };
-            let mut done = ended_at - at;
-            at = ended_at;
-            match ended {
-                Ended::Row => {}
-                Ended::Done(found) => {
+            let mut done = end - at;
+            at = end;
+            match why {
+                RowEnd::Row => {}
+                RowEnd::Done(found) => {
                     self.note_found(found, bytes);
                     (at, done) = (at + 1, done + 1);
                 }
-                Ended::NotDone => {
+                RowEnd::NotDone => {
                     // Which counts it.
                     if !self.read_one(&mut reads[at]) {
                         left.push(at);
@@ -119,31 +119,31 @@ impl Handle {
         &'a self,
         reads: &mut [ReadAt<'_>],
         first: usize,
-        ahead: &mut Ahead<'a>,
-    ) -> (usize, Ended<'a>) {
+        first_pass: &mut FirstPass<'a>,
+    ) -> (usize, RowEnd<'a>) {
         let bytes = if BYTES == 0 { reads[first].buf.len() } else { BYTES };
         let mut at = first;
         while at < reads.len() && reads[at].buf.len() == bytes {
-            let there = ahead.take(reads, at, |read| self.ask_for_bytes(read.offset));
+            let there = first_pass.take(reads, at, |read| self.ask_for_bytes(read.offset));
             let read = &mut reads[at];
             let wanted = BytesWanted::<false>(bytes as u64);
             let head = self.window.frame_of(there.1);
             let Some(found) = self.look_there(head, there, read.offset, wanted) else {
-                return (at, Ended::NotDone);
+                return (at, RowEnd::NotDone);
             };
-            let Ok(result) = &mut read.result else { return (at, Ended::NotDone) };
+            let Ok(result) = &mut read.result else { return (at, RowEnd::NotDone) };
             let from = found.from.wrapping_add(found.at as usize);
             // SAFETY: the buffer has so many bytes.
             if !unsafe { copied(&found, from, read.buf.as_mut_ptr(), bytes) } {
-                return (at, Ended::NotDone);
+                return (at, RowEnd::NotDone);
             }
             *result = bytes;
             if !found.frame.is_used_most() {
-                return (at, Ended::Done(found));
+                return (at, RowEnd::Done(found));
             }
             at += 1;
         }
-        (at, Ended::Row)
+        (at, RowEnd::Row)
     }
 
     /// Pass 1 of a read. Where the bytes are is a guess; pass 2 checks.
@@ -276,14 +276,14 @@ fn guard<'a, G>(
 ) -> u64 {
     guards.reserve(pages.len());
     let (mut made, mut by_single) = (0, 0);
-    let mut ahead = Ahead::of(handle, pages, &ask);
+    let mut first_pass = FirstPass::of(handle, pages, &ask);
     let room = guards.spare_capacity_mut();
     let mut at = 0;
     // Ends: each turn is for one page at least.
     while at < pages.len() {
         // A row of hits, without a call.
         while let Some(&page) = pages.get(at) {
-            let there = ahead.take(pages, at, &ask);
+            let there = first_pass.take(pages, at, &ask);
             // The place is known before there is a guard, or that would pass through the stack.
             let place = &mut room[made];
             let Some(guard) = quick(page, there) else { break };

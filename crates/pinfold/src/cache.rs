@@ -13,7 +13,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::file::refresh;
-use crate::frames::{Frames, PAGE_BYTES};
+use crate::frames::{Frames, Order, PAGE_BYTES};
 use crate::index::NodePool;
 use crate::options::{self, FileOptions, Options};
 use crate::pages::core::Core;
@@ -92,7 +92,8 @@ impl Cache {
                 (Options::BUDGET_BYTES.start(), Options::BUDGET_BYTES.end());
             return Err(Cause::Budget { asked_bytes, least_bytes, most_bytes }.into());
         }
-        let Some(folio_order_max) = options.folio_order_max() else {
+        let mut orders = Order::all();
+        let Some(folio_order_max) = orders.find(|it| it.bytes() == options.folio_max_bytes) else {
             let (asked_bytes, most_bytes) = (options.folio_max_bytes, options::FOLIO_MAX_BYTES);
             return Err(
                 Cause::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
@@ -309,6 +310,8 @@ impl Cache {
         let (deferred_folios, deferred_pages) = core.deferred.outstanding(&core.frames);
         let ended = sum(Event::FillEnded);
         let readahead_dropped = sum(Event::ReadaheadDropped);
+        // First: a pin and unpin between the two sums must not count as an unpin alone.
+        let unpinned = sum(Event::UnpinnedPages);
         let mut stats = Stats {
             reads: core.counters.reads(),
             long_reads: sum(Event::LongRead),
@@ -344,7 +347,7 @@ impl Cache {
             budget_bytes,
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
             dirty_bytes: 0,
-            pinned_bytes: pinned_pages(core) * page,
+            pinned_bytes: sum(Event::PinnedPages).saturating_sub(unpinned) * page,
             metadata_bytes,
             directories_bytes: kept.directories_bytes,
             files_bytes: kept.files_bytes,
@@ -369,11 +372,4 @@ impl Cache {
 
 fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
     |cause| Cause::BadSource { path: path.to_owned(), cause: Arc::new(cause) }.into()
-}
-
-/// Pinned pages, each counted once per pin.
-fn pinned_pages(core: &Core) -> u64 {
-    // `UnpinnedPages` first: a pin and unpin between the two sums must not count as an unpin alone.
-    let unpinned = core.counters.sum(Event::UnpinnedPages);
-    core.counters.sum(Event::PinnedPages).saturating_sub(unpinned)
 }

@@ -54,7 +54,8 @@
 //!
 //! "No store to shared memory" holds for `borrow` and for short reads
 //! ([`Options::short_read_max_bytes`]) but to note first reads, the first three uses of the folio,
-//! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses.
+//! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses if
+//! memory is short.
 //!
 //! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
 //!
@@ -96,11 +97,13 @@
 //! # Futures
 //!
 //! The futures of the calls that end in `async` run on any runtime. A poll waits neither for a
-//! source nor for memory. It may take a lock for a moment, evict what needs no write, and copy.
+//! source nor for memory. It may take a lock for a moment, evict what needs no write, and copy it
+//! all.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
 //! `Arc<File>` with it. A future that finds its page cached is ready at its first poll. Otherwise
-//! the thread that completes the read wakes it. It may be dropped at any time: its read goes on.
+//! the thread that completes the read wakes it. It may be dropped at any time: its read goes on,
+//! into the cache.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
 //! waits for no read: [`try_get`](File::try_get) and its like, [`prefetch`](File::prefetch), the

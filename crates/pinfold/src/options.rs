@@ -14,15 +14,8 @@ use crate::source::Source;
 
 pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
 
-/// Options of a cache: those of [`Options::new`], but for what a program changes.
-///
-/// ```
-/// use pinfold::{Cache, Options};
-///
-/// let options = Options { track_pins: true, ..Options::new(64 << 20) };
-/// let cache = Cache::new(options)?;
-/// # Ok::<(), pinfold::Error>(())
-/// ```
+/// Options of a cache: those of [`Options::new`], but for what a program changes, as by
+/// `Options { track_pins: true, ..Options::new(64 << 20) }`.
 #[derive(Debug, Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a choice by itself")]
 pub struct Options {
@@ -100,11 +93,6 @@ impl Options {
     /// The budgets that a cache can have, in bytes: the folios of a few readers need the least, and
     /// index nodes address no more than the most.
     pub const BUDGET_BYTES: RangeInclusive<u64> = 1 << 20..=256 << 30;
-
-    /// The order of the largest folios; `None`: the option is no size of a folio.
-    pub(crate) fn folio_order_max(&self) -> Option<Order> {
-        Order::all().find(|order| order.bytes() == self.folio_max_bytes)
-    }
 
     pub(crate) fn reference(&self) -> Reference {
         #[cfg(feature = "testing")]

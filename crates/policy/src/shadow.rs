@@ -3,7 +3,7 @@
 //! S3-FIFO keeps a ghost queue of as many names as the main queue has folios, and asks whether a
 //! name is still in it. A FIFO queue needs no memory to answer that: a name is in it as long as no
 //! more than the queue's length was put in since. So the clock counts the pages put in, the payload
-//! is its reading, and the folio is recent while the clock is at most `reach` further.
+//! is its reading, and the folio is recent while the clock is at most `reach` pages on.
 //!
 //! **Wrap.** The payload is the reading modulo 2^16 units. A ghost that was left for 2^16 units
 //! looks new again for `reach` pages of every round; then one folio enters the main queue instead

@@ -7,15 +7,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An atomic integer of type `T`.
 pub trait AtomicWord<T: Copy> {
-    /// A word that holds `value`.
     fn new(value: T) -> Self;
-    /// Reads the word.
     fn load(&self, order: Ordering) -> T;
-    /// Replaces the word.
     fn store(&self, value: T, order: Ordering);
-    /// Adds, wrapping, and returns what was there before.
     fn fetch_add(&self, value: T, order: Ordering) -> T;
-    /// Subtracts, wrapping, and returns what was there before.
     fn fetch_sub(&self, value: T, order: Ordering) -> T;
     /// Replaces `current` by `new`, or returns the value found. Never fails spuriously: a last put
     /// whose swap failed for no reason would leak its folio.

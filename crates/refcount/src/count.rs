@@ -50,7 +50,7 @@ use crate::word::Word;
 /// It holds no memory alive by itself. Nothing here is `unsafe`, and misuse never is: at worst a
 /// folio is leaked (see each operation's *Misuse*).
 pub struct RefCount<P: Protocol = Shipped, A: AtomicWord<u64> = AtomicU64> {
-    word: A,
+    pub(crate) word: A,
     protocol: PhantomData<fn() -> P>,
 }
 
@@ -100,8 +100,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         RefCount { word, protocol: PhantomData }
     }
 
-    // ---- looking -----------------------------------------------------------------------------
-
     /// The whole word, decoded. Relaxed: it may be out of date when it is used.
     #[inline]
     pub fn word(&self) -> Word<P> {
@@ -125,8 +123,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     pub fn is_frozen(&self) -> bool {
         self.word().is_frozen()
     }
-
-    // ---- references ----------------------------------------------------------------------------
 
     /// Takes `n` references if the folio is not frozen: one atomic add. *Acquire*.
     ///
@@ -167,23 +163,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         last
     }
 
-    /// For `rivals`: a get by load and compare-and-swap.
-    #[inline]
-    pub(crate) fn try_get_by_cas(&self) -> bool {
-        let mut seen = self.word();
-        // Ends: the exchange fails only when another thread changed the word.
-        loop {
-            let new = seen.plus(Word::<P>::refs_delta(1));
-            if seen.is_zero() || new.refuses_refs() {
-                return false;
-            }
-            match self.word.compare_exchange(seen.raw(), new.raw(), P::TRY_GET) {
-                Ok(_) => return true,
-                Err(found) => seen = Word::of(found),
-            }
-        }
-    }
-
     /// Takes `n` more references; only for a caller that holds one. One atomic add, *relaxed*.
     ///
     /// # Panics
@@ -201,8 +180,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         }
         trace::modify(self, new, i64::from(n));
     }
-
-    // ---- pins ----------------------------------------------------------------------------------
 
     /// Pins `n` pages of the folio if it is not frozen: one atomic add for all of them. *Acquire*.
     /// A pin keeps the folio alive as a reference does, and is counted separately and exactly.
@@ -237,8 +214,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         trace::mod_and_test(self, old.minus(delta), -i64::from(n), last);
         last
     }
-
-    // ---- the party alone -----------------------------------------------------------------------
 
     /// Freezes the folio if exactly `expected` references, all the caller's, and no pins are held.
     /// It consumes the references. *Acquire* on success: all that earlier holders did is visible.
@@ -290,8 +265,6 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         let new = self.clear_frozen(n, "hand_out");
         trace::set(self, new);
     }
-
-    // ---- steps ---------------------------------------------------------------------------------
 
     /// Completes a get or pin that failed: adding `delta` made the word `seen`.
     #[cold]

@@ -24,7 +24,7 @@
 //!   and its addition is wiped.
 //! - [`put`](RefCount::put) subtracts one. A thread that makes the count 0 tries to swap that 0 for
 //!   the frozen bit. If the swap succeeds, it was the last reference, and this thread destroys the
-//!   page. If it fails, another thread took a reference meanwhile, or won the swap.
+//!   page. If it fails, another thread took a reference (and will put it), or won the swap.
 //! - [`freeze`](RefCount::freeze) swaps the frozen bit for the references, if there are exactly as
 //!   many as the caller expects. The caller then holds the page alone, to move, split or evict it.
 //!   [`thaw`](RefCount::thaw) is a plain store.

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{AtomicWord, Protocol, RefCount};
+use crate::{AtomicWord, Protocol, RefCount, Word};
 
 /// A reference count of any protocol, one reference at a time.
 pub trait Counter {
@@ -17,9 +17,7 @@ pub trait Counter {
     fn put(&self) -> bool;
     /// Takes all references away if there are exactly `expected`.
     fn freeze(&self, expected: u32) -> bool;
-    /// Ends a freeze with `n` references.
     fn thaw(&self, n: u32);
-    /// References held.
     fn count(&self) -> u32;
 }
 
@@ -51,7 +49,18 @@ impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
 /// Takes a reference on the shipped word by a compare-and-swap loop, for comparisons in a cache.
 #[inline]
 pub fn try_get_by_cas<P: Protocol, A: AtomicWord<u64>>(count: &RefCount<P, A>) -> bool {
-    count.try_get_by_cas()
+    let mut seen = count.word();
+    // Ends: the exchange fails only when another thread changed the word.
+    loop {
+        let new = seen.plus(Word::<P>::refs_delta(1));
+        if seen.is_zero() || new.refuses_refs() {
+            return false;
+        }
+        match count.word.compare_exchange(seen.raw(), new.raw(), P::TRY_GET) {
+            Ok(_) => return true,
+            Err(found) => seen = Word::of(found),
+        }
+    }
 }
 
 /// Dead is zero. A get loads, or assumes 1, and swaps that, or what it finds, for one more.

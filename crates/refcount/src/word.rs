@@ -42,7 +42,6 @@ impl<P: Protocol> Word<P> {
 
     /// The most references that may be held at once.
     pub(crate) const MAX_REFS: u32 = low_mask(P::REFS_BITS - 1) as u32;
-    /// The most pages that may be pinned at once.
     pub(crate) const MAX_PINS: u32 =
         if P::PINS_BITS == 0 { 0 } else { low_mask(P::PINS_BITS - 1) as u32 };
     /// Frozen periods before the generation repeats.
@@ -72,7 +71,6 @@ impl<P: Protocol> Word<P> {
         (n as u64) << Self::REFS_AT
     }
 
-    /// What to add to the word for `n` more pinned pages.
     pub(crate) const fn pins_delta(n: u32) -> u64 {
         placed(n as u64, P::PINS_BITS, Self::PINS_AT)
     }
@@ -131,13 +129,11 @@ impl<P: Protocol> Word<P> {
         self.is_frozen() && self.refs() == 0 && self.pins() == 0
     }
 
-    /// Adds, wrapping as the machine does.
     #[inline]
     pub(crate) const fn plus(self, delta: u64) -> Self {
         Self::of(self.raw.wrapping_add(delta))
     }
 
-    /// Subtracts, wrapping as the machine does.
     #[inline]
     pub(crate) const fn minus(self, delta: u64) -> Self {
         Self::of(self.raw.wrapping_sub(delta))

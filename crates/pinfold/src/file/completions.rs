@@ -104,7 +104,7 @@ impl Completions {
         });
     }
 
-    /// Begins to get all of `pages`, together, as [`File::get_many_async`].
+    /// Begins to get all of `pages`, in their order and together, as [`File::get_many_async`].
     pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
         let (file, pages) = (file.clone(), pages.to_vec());
         self.begin(user_data, async move {

@@ -353,7 +353,7 @@ impl File {
     ///
     /// # Errors
     /// As for [`get_many`](Self::get_many); [`ErrorKind::Invalid`] if the reader is of another
-    /// cache.
+    /// cache, even if `pages` is empty.
     #[inline]
     pub fn borrow_many<'f, 'r>(
         &'f self,

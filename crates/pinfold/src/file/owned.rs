@@ -2,7 +2,7 @@
 //!
 //! 1. the folio of the first byte, from the cache or filled;
 //! 2. if it has the whole range, is not hollow (a forked child has no bytes of such) and may be
-//!    kept by a guard (`borrow/admit.rs`): the bytes in place. Nothing is split;
+//!    kept by a guard (`borrow/admit.rs`): the bytes in place. Nothing is split: a copy keeps less;
 //! 3. otherwise memory for a copy (`reclaim/copies.rs`), and a read into it.
 //!
 //! The memory of a copy is its own: nobody writes to it once it is shared.

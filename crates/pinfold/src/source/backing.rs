@@ -15,7 +15,7 @@ use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
 use super::meter::Meter;
 use super::open::{ALIGNMENT_MAX, Opened};
-use super::own_ring::{self, Reading};
+use super::own_ring::{self, OwnRing};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
@@ -25,9 +25,6 @@ use crate::base::guarded::guarded;
 use crate::base::threads::NotStarted;
 
 const CLOSED: &str = "none: the file is closed";
-
-/// With at most so many requests and calls under way, the device is taken to have little to do.
-const FEW: u64 = 1;
 
 #[derive(Debug)]
 pub(crate) struct Backing {
@@ -40,7 +37,6 @@ pub(crate) struct Backing {
 struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
-    /// If it is a file of the system.
     file: Option<Arc<Descriptor>>,
     /// Nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
@@ -95,36 +91,6 @@ impl Truncated {
     }
 }
 
-pub(crate) struct OwnRing<'b> {
-    ring: own_ring::Taken,
-    backing: &'b Backing,
-}
-
-impl OwnRing<'_> {
-    /// As [`Backing::read`] for all of `first` and `others` at the same time. `others` is called
-    /// once, perhaps when the first read is under way: so it must wait for nothing but locks. Cost:
-    /// one system call for each [`own_ring::READS_MAX`] reads, and up to three more where there is
-    /// little else to do.
-    pub(crate) fn read_all<'a>(
-        self,
-        first: Option<Reading<'a>>,
-        others: impl FnOnce() -> Vec<Reading<'a>>,
-    ) -> Vec<io::Result<usize>> {
-        let Backing { engine, meter, .. } = self.backing;
-        let early = engine.under_way.count() <= FEW;
-        let _moves = engine.under_way.begin();
-        let since = Instant::now();
-        let read = self.ring.read_all(first, others, early);
-        let took = since.elapsed();
-        let settle = |((_, extents), read): (Reading<'_>, _)| {
-            let result = request::settle(&extents, read);
-            meter.read.count(took, extent::total_bytes(&extents), &result);
-            result
-        };
-        read.into_iter().map(settle).collect()
-    }
-}
-
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
         let lane = Arc::new(pool::Lane::new());
@@ -144,7 +110,6 @@ impl Backing {
         shared_bytes(size_of::<Meter>()) + shared_bytes(size_of::<pool::Lane>()) + file
     }
 
-    /// Only for whoever has a handle of the file.
     pub(super) fn source(&self) -> SharedSource {
         self.current.read().source.clone().expect("a file with a handle has a source")
     }
@@ -196,7 +161,7 @@ impl Backing {
     /// The calling thread's ring for a batch of reads, if it may have one for this source.
     pub(crate) fn own_ring(&self) -> Option<OwnRing<'_>> {
         let file = self.file().filter(|file| file.by_own_rings)?;
-        Some(OwnRing { ring: own_ring::take(file)?, backing: self })
+        own_ring::take(file, &self.engine.under_way, &self.meter)
     }
 
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {

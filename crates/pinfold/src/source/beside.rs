@@ -1,5 +1,4 @@
-//! Reads through the kernel's page cache of a file that is otherwise read directly; and which
-//! errors of a transfer are no reason to give it up.
+//! Reads through the kernel's page cache of a file that is otherwise read directly.
 //!
 //! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
 //! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache,
@@ -23,18 +22,12 @@ use rustix::time::{ClockId, clock_gettime};
 use super::request::Direction;
 
 /// How often a transfer is tried that a signal interrupts, or the kernel gives back undone.
-const TRIES_MAX: u8 = 64;
+pub(super) const TRIES_MAX: u8 = 64;
 /// So long after a change, bytes have been written out. The kernel waits 30 s.
 const WRITTEN_AFTER_S: i64 = 60;
 /// So many bytes before the former end may be read once more (`refresh.rs`).
 const READ_AGAIN_BYTES: u64 = 128 << 10;
 const PAGE: u64 = 4096;
-
-#[derive(Debug, Default)]
-pub(super) struct Tries {
-    given_back: u8,
-    pub(super) direct: bool,
-}
 
 #[derive(Debug)]
 pub(super) struct Beside {
@@ -66,17 +59,6 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Re
     result
 }
 
-impl Tries {
-    /// Whether the transfer was given back undone, and is to be tried again.
-    pub(super) fn again(&mut self, errno: Errno) -> bool {
-        let given_back = [Errno::INTR, Errno::AGAIN, Errno::CANCELED].contains(&errno);
-        if given_back {
-            self.given_back += 1;
-        }
-        given_back && self.given_back < TRIES_MAX
-    }
-}
-
 impl Beside {
     pub(super) fn new() -> Self {
         Beside {
@@ -94,18 +76,18 @@ impl Beside {
             .map(Errno::from_raw_os_error)
     }
 
+    /// By what the transfer is made, and whether it is direct.
     pub(super) fn descriptor(
         &self,
         first: &OwnedFd,
         direction: Direction,
         end: u64,
-        tries: &mut Tries,
-    ) -> RawFd {
+    ) -> (RawFd, bool) {
         // Relaxed: whichever is read, the bytes are the same.
         let in_tail = direction == Direction::Read && end > self.tail.load(Ordering::Relaxed);
         let second = self.second.get().and_then(Option::as_ref).filter(|_| in_tail);
-        tries.direct = second.is_none() && self.refused().is_none();
-        second.unwrap_or(first).as_raw_fd()
+        let direct = second.is_none() && self.refused().is_none();
+        (second.unwrap_or(first).as_raw_fd(), direct)
     }
 
     /// From now on no read is direct. False if that cannot be had.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{Advice, AtFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::Errno;
 
-use super::beside::{Beside, Tries, refuses_direct};
+use super::beside::{Beside, TRIES_MAX, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
 use super::request::{Direction, underlong};
@@ -39,7 +39,10 @@ pub(super) struct Descriptor {
 #[derive(Debug, Default)]
 pub(super) struct TransferProgress {
     pub(super) done: usize,
-    tries: Tries,
+    /// How often it was given back undone.
+    given_back: u8,
+    /// Whether it was tried directly.
+    direct: bool,
 }
 
 impl TransferProgress {
@@ -49,10 +52,11 @@ impl TransferProgress {
         direction: Direction,
         end: u64,
     ) -> RawFd {
-        match &file.beside {
-            Some(beside) => beside.descriptor(&file.fd, direction, end, &mut self.tries),
-            None => file.fd.as_raw_fd(),
-        }
+        let beside = file.beside.as_ref();
+        let chosen = beside.map(|beside| beside.descriptor(&file.fd, direction, end));
+        let (fd, direct) = chosen.unwrap_or((file.fd.as_raw_fd(), false));
+        self.direct = direct;
+        fd
     }
 
     /// What came of a transfer of `asked` bytes of which a try ended so; `None`: try again.
@@ -69,11 +73,12 @@ impl TransferProgress {
                 (self.done >= asked || file.ended(self.done, got)).then_some(Ok(self.done))
             }
             Err(errno) => {
-                let refused =
-                    self.tries.direct && direction == Direction::Read && refuses_direct(errno);
+                let given_back = [Errno::INTR, Errno::AGAIN, Errno::CANCELED].contains(&errno);
+                self.given_back += u8::from(given_back);
+                let refused = self.direct && direction == Direction::Read && refuses_direct(errno);
                 let refuse = |beside: &Beside| beside.refuse(&file.fd, errno);
-                let again =
-                    self.tries.again(errno) || refused && file.beside.as_ref().is_some_and(refuse);
+                let again = given_back && self.given_back < TRIES_MAX
+                    || refused && file.beside.as_ref().is_some_and(refuse);
                 (!again).then(|| Err(file.error(errno)))
             }
         }
@@ -280,10 +285,6 @@ impl Descriptor {
         let fd = self.fd.as_fd();
         Ok(if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }?)
     }
-
-    pub(super) fn advise(&self, range: Range<u64>, advice: Advice) -> io::Result<()> {
-        advise(&self.fd, range, advice)
-    }
 }
 
 fn call(fd: RawFd, direction: Direction, offset: u64, iovecs: &Iovecs) -> Result<usize, Errno> {
@@ -301,7 +302,7 @@ fn call(fd: RawFd, direction: Direction, offset: u64, iovecs: &Iovecs) -> Result
     usize::try_from(got).map_err(errno)
 }
 
-fn advise(fd: &OwnedFd, range: Range<u64>, advice: Advice) -> io::Result<()> {
+pub(super) fn advise(fd: &OwnedFd, range: Range<u64>, advice: Advice) -> io::Result<()> {
     let Some(bytes) = range.end.checked_sub(range.start).and_then(std::num::NonZero::new) else {
         return Ok(()); // for the kernel, a length of 0 means all the rest
     };

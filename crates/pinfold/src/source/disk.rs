@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::Advice;
 
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, advise};
 use super::request::Direction;
 use super::ring::Ring;
 use super::shared::shared_bytes;
@@ -76,7 +76,7 @@ impl Source for Disk {
     fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         match (&self.way, hint) {
             (_, Hint::DontNeed) => self.file.forget(range),
-            (Way::Buffered, Hint::WillNeed) => self.file.advise(range, Advice::WillNeed)?,
+            (Way::Buffered, Hint::WillNeed) => advise(&self.file.fd, range, Advice::WillNeed)?,
             // This cache reads ahead by itself.
             (Way::Direct(_), _) | (_, Hint::Sequential | Hint::Random) => {}
         }

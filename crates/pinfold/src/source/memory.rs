@@ -8,17 +8,6 @@ use crate::base::sync::locks::RwLock;
 use super::{Extent, Source, beyond_offsets, extent};
 
 /// Bytes in memory that are read and written like a file. They do not outlive the value.
-///
-/// ```
-/// use pinfold::source::{Memory, Source};
-///
-/// let memory = Memory::new(b"a page".to_vec());
-/// memory.write_at(2, b"cage")?;
-/// let mut buf = [0; 16];
-/// assert_eq!(memory.read_at(0, &mut buf)?, 6);
-/// assert_eq!(&buf[..6], b"a cage");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug, Default)]
 pub struct Memory {
     bytes: RwLock<Vec<u8>>,

@@ -45,8 +45,8 @@ const TRACEFS_MAGIC: u64 = 0x7472_6163;
 /// File systems whose reads begin without waiting, as the kernel's ring asks of them: ext2 to ext4,
 /// XFS, Btrfs and F2FS. Others say that they do, and wait all the same.
 const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// Of the errors of such programs, the kernel's ring takes some for a reason to try on for ever.
-const FUSE_MAGIC: u64 = 0x6573_5546;
+/// Of the errors of these programs, the kernel's ring takes some for a reason to try on for ever.
+const FUSE_MAGIC: u64 = 0x6573_5546; // file systems that are programs
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Access {
@@ -77,8 +77,8 @@ pub(crate) enum OpenError {
 }
 
 impl OpenError {
-    fn system(path: &Path, errno: Errno) -> Self {
-        OpenError::System { path: path.to_owned(), cause: errno.into() }
+    fn system(path: &Path) -> impl Fn(Errno) -> Self {
+        |errno| OpenError::System { path: path.to_owned(), cause: errno.into() }
     }
 
     pub(crate) fn io_cause(&self) -> Option<&io::Error> {
@@ -116,12 +116,12 @@ pub(crate) struct Opened {
 
 /// Cost: three system calls.
 pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> {
-    let system = |errno| OpenError::system(path, errno);
+    let system = OpenError::system(path);
     // Checked before opening: opening a pipe or a device may have effects.
-    let before = rustix::fs::stat(path).map_err(system)?;
+    let before = rustix::fs::stat(path).map_err(&system)?;
     check_type(path, FileType::from_raw_mode(before.st_mode))?;
-    let fd = open_fd(path, access).map_err(system)?;
-    let stat = rustix::fs::fstat(&fd).map_err(system)?;
+    let fd = open_fd(path, access).map_err(&system)?;
+    let stat = rustix::fs::fstat(&fd).map_err(&system)?;
     check_type(path, FileType::from_raw_mode(stat.st_mode))?;
     let (block_device, identity, contents) = told_by(&stat);
     Ok(FoundFile { fd, stat, block_device, access, identity, contents })
@@ -180,8 +180,8 @@ impl FoundFile {
                 return Err(OpenError::NoDirect { path: path.to_owned(), why });
             }
             Err(_) => {
-                let system = |errno| OpenError::system(path, errno);
-                rustix::fs::fcntl_setfl(&file.fd, OFlags::empty()).map_err(system)?;
+                rustix::fs::fcntl_setfl(&file.fd, OFlags::empty())
+                    .map_err(OpenError::system(path))?;
                 // Advice only.
                 let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
                 Way::Buffered

@@ -19,12 +19,15 @@ use std::io::{self, PipeReader};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use io_uring::IoUring;
 
 use super::descriptor::{Descriptor, Iovecs, TransferProgress};
 use super::extent::{self, Extent};
-use super::request::Direction;
+use super::meter::Meter;
+use super::request::{self, Direction};
+use super::under_way::UnderWay;
 use super::uring::{self, AbortOnUnwind};
 use crate::base::fork::Birth;
 use crate::base::mutant::{self, Mutant};
@@ -32,6 +35,9 @@ use crate::base::mutant::{self, Mutant};
 pub(super) const READS_MAX: usize = 64;
 
 const EARLY: [usize; 3] = [1, 3, 5];
+
+/// With at most so many requests and calls under way, the device is taken to have little to do.
+const FEW: u64 = 1;
 
 pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
 
@@ -117,13 +123,19 @@ impl Carrier for IoUring {
     }
 }
 
-pub(super) struct Taken {
+pub(crate) struct OwnRing<'b> {
     own: Box<OfThread>,
     file: Arc<Descriptor>,
+    under_way: &'b UnderWay,
+    meter: &'b Meter,
 }
 
 /// `None` if the thread has no ring, or uses it further out.
-pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
+pub(super) fn take<'b>(
+    file: Arc<Descriptor>,
+    under_way: &'b UnderWay,
+    meter: &'b Meter,
+) -> Option<OwnRing<'b>> {
     // Fails while the thread ends. While it is in use here, there is none.
     let own = OWN.try_with(|own| own.replace(Own::Without)).ok()?;
     let own = match own {
@@ -131,20 +143,23 @@ pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
         Own::NotYet | Own::Has(_) => Box::new(OfThread::new()?),
         Own::Without => return None,
     };
-    Some(Taken { own, file })
+    Some(OwnRing { own, file, under_way, meter })
 }
 
-impl Taken {
-    /// Each of `first` and `others` with its number of bytes or its error. `early`: with early
-    /// submissions, so `others` is called when the first read is under way; if that panics, the
-    /// process is aborted.
-    pub(super) fn read_all<'a>(
+impl OwnRing<'_> {
+    /// As [`Backing::read`](super::Backing::read) for `first` and `others` at the same time.
+    /// `others` is called once, perhaps when the first read is under way: so it must wait for
+    /// nothing but locks. If it panics, the process is aborted. Cost: one system call for each
+    /// [`READS_MAX`] reads, and up to three more where there is little else to do.
+    pub(crate) fn read_all<'a>(
         self,
         first: Option<Reading<'a>>,
         others: impl FnOnce() -> Vec<Reading<'a>>,
-        early: bool,
-    ) -> Vec<(Reading<'a>, io::Result<usize>)> {
-        let Taken { mut own, file } = self;
+    ) -> Vec<io::Result<usize>> {
+        let OwnRing { mut own, file, under_way, meter } = self;
+        let early = under_way.count() <= FEW;
+        let _moves = under_way.begin();
+        let since = Instant::now();
         let OfThread { kernel, slots, .. } = &mut *own;
         let mut reads = BatchReads::of(&mut kernel.0, slots, &file);
         let ended = reads.carry_out(first, others, early);
@@ -156,12 +171,14 @@ impl Taken {
             }
             Err(_) => do_without(*own),
         }
-        let ended = |BatchFlight { reading, result, .. }: BatchFlight<'a>| {
-            let result =
-                result.unwrap_or_else(|| file.transfer(Direction::Read, reading.0, &reading.1));
-            (reading, result)
+        let took = since.elapsed();
+        let settle = |BatchFlight { reading: (offset, extents), result, .. }: BatchFlight<'a>| {
+            let plainly = || file.transfer(Direction::Read, offset, &extents);
+            let result = request::settle(&extents, result.unwrap_or_else(plainly));
+            meter.read.count(took, extent::total_bytes(&extents), &result);
+            result
         };
-        flights.into_iter().map(ended).collect()
+        flights.into_iter().map(settle).collect()
     }
 }
 

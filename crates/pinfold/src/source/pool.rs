@@ -114,7 +114,9 @@ impl Pool {
         // Relaxed: a limit, which orders nothing.
         let is_shared_out = lane.is_shared_out.load(Ordering::Relaxed);
         let is_shared_out = is_shared_out && !mutant::on(Mutant::AheadTakesAll);
-        let ahead_max = if is_shared_out { self.shared_ahead_max() } else { self.lane_max };
+        // Nobody counts for whom the reads ahead of a lane that is shared out are: all together leave
+        // most workers to what somebody waits for.
+        let ahead_max = if is_shared_out { (self.at_once() / 4).max(1) } else { self.lane_max };
         let (mut state, mut begun) = (self.shared.state.lock(), 0);
         let stoppable = request::take_front(batch, |request| {
             let may = request.is_awaited() || state.lanes.ahead_load(lane.number) < ahead_max;
@@ -154,12 +156,6 @@ impl Pool {
 
     pub(super) fn at_once(&self) -> usize {
         (self.workers_max / 2).max(1)
-    }
-
-    /// So many reads ahead of a lane that is shared out are begun or wait: nobody counts whose they
-    /// are, so together they leave most workers to what somebody waits for.
-    fn shared_ahead_max(&self) -> usize {
-        (self.at_once() / 4).max(1)
     }
 
     /// Starts all workers that one lane may have. Readers of a lane that is shared out wait for the

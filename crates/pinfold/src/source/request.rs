@@ -87,7 +87,6 @@ enum Hooks {
     Set(Vec<Callback>),
     /// They were taken to be called, and a later one is called at once.
     Asked,
-    /// None is called any more.
     Ended,
 }
 

@@ -71,7 +71,6 @@ impl Handle {
         Ok(FolioRef::adopt(self, view))
     }
 
-    /// If the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
         let view = match self.hold_at_once(page) {

@@ -145,7 +145,7 @@ impl Optimistic<'_> {
     /// The length of the page: 4096 bytes, or fewer at the end of the file.
     #[allow(clippy::len_without_is_empty, reason = "a page past the end is none")]
     pub fn len(&self) -> usize {
-        self.view.page_bytes()
+        self.view.page_bytes
     }
 
     /// Copies `buf.len()` bytes, from byte `from` of the page on. The copy is unspecified until
@@ -154,7 +154,7 @@ impl Optimistic<'_> {
     /// # Panics
     /// If the range is not in the page.
     pub fn read(&self, from: usize, buf: &mut [u8]) {
-        let page_bytes = self.view.page_bytes();
+        let page_bytes = self.view.page_bytes;
         let inside = from.checked_add(buf.len()).is_some_and(|end| end <= page_bytes);
         assert!(inside, "{} bytes at {from} of a page of {page_bytes}", buf.len());
         if let Some((handle, page)) = self.outside {

@@ -13,13 +13,12 @@ use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
 
 use crate::base::barrier::Barrier;
 use crate::base::sync::{AtomicU32, Ordering};
 use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::pages::handle::Handle;
-use crate::pages::readers::{ReaderSeat, Readers, SEATS_FURTHER, SLOTS};
+use crate::pages::readers::{ReaderSeat, SEATS_FURTHER, SLOTS};
 
 /// Where a guard is announced, and what it shows.
 #[derive(Debug)]
@@ -71,12 +70,11 @@ impl GuardState {
 /// });
 /// ```
 pub struct Reader {
-    seat: ReaderSeat,
+    pub(super) seat: ReaderSeat,
     /// Of the cache's readers, if this reader needs no fence.
     pub(super) unfenced_address: usize,
     /// Borrowed last: borrowing from that folio again is not a further use.
     last: Cell<(u32, u32)>,
-    /// One per slot.
     states: [GuardState; SLOTS],
     /// More of both, for large batches.
     further: [OnceCell<Box<Further>>; SEATS_FURTHER],
@@ -153,10 +151,6 @@ impl Reader {
         let last = Cell::new((u32::MAX, 0));
         let further = [const { OnceCell::new() }; SEATS_FURTHER];
         Reader { seat, unfenced_address, last, states, further, stays: PhantomData }
-    }
-
-    pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
-        self.seat.is_of(readers)
     }
 
     /// If it is free.

@@ -69,7 +69,6 @@ impl Handle {
         }
     }
 
-    /// If the page is cached at this moment.
     #[inline(always)]
     pub(crate) fn try_borrow<'f, 'r>(
         &'f self,
@@ -181,7 +180,7 @@ impl Handle {
 
     /// Threads that freeze scan the readers of their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
-        if reader.is_of(&self.core.readers) {
+        if reader.seat.is_of(&self.core.readers) {
             return Ok(());
         }
         let path = self.mapping.path.clone();
@@ -349,7 +348,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// Takes over the reference.
     fn counted(view: PageView, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
         let state = GuardState::new(None);
-        let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
+        let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes);
         state.shown.set(ShownPage { page, head, stamp: Stamp::default(), bytes, page_bytes });
         state.handle.set(Some(handle.into()));
         // `drop_counted` makes a box of it again.

@@ -12,7 +12,7 @@ use crate::frames::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 pub(crate) struct PageView {
     frame: NonNull<Frame>,
     bytes: NonNull<u8>,
-    page_bytes: usize,
+    pub(super) page_bytes: usize,
 }
 
 impl PageView {
@@ -51,11 +51,6 @@ impl PageView {
     #[inline(always)]
     pub(crate) fn address(&self) -> *const u8 {
         self.bytes.as_ptr()
-    }
-
-    #[inline(always)]
-    pub(crate) fn page_bytes(&self) -> usize {
-        self.page_bytes
     }
 
     /// # Safety

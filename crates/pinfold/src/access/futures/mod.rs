@@ -124,7 +124,8 @@ pub(crate) async fn bring(
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
-/// [`File::read_at_async`](crate::File::read_at_async). Polled again, it tries again what failed.
+/// [`File::read_at_async`](crate::File::read_at_async). Polled again, it ends the same, or tries
+/// anew.
 #[must_use = "a future does nothing unless it is polled"]
 pub(crate) struct Read<'f, 'b> {
     handle: &'f Handle,

@@ -80,7 +80,6 @@ impl<T, F: Future + ?Sized> Set<T, F> {
         self.waiting.retain(|_, waiting| keep(&waiting.tag));
     }
 
-    /// That have not ended.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }

@@ -61,7 +61,8 @@ impl PinnedRange {
 
     /// The bytes where they lie, from first to last, in as few pieces as the layout in memory
     /// allows. No piece is empty. They are valid to read from until this value is dropped. System
-    /// calls and rings take them as `iovec`s: the caller lets nothing be written there.
+    /// calls and rings (`writev`, `register_buffers`) take them as `iovec`s: let nothing be written
+    /// there.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};

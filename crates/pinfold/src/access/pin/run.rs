@@ -79,7 +79,6 @@ impl PinnedRuns {
         }
     }
 
-    /// Keeps the first `keep` pages and returns the others.
     pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> PinnedRuns {
         let all = std::mem::replace(self, PinnedRuns::new());
         let mut other = PinnedRuns::new();

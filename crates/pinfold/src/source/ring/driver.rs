@@ -33,8 +33,7 @@ const CANCEL: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 struct Flight {
-    file: Arc<Descriptor>,
-    request: Request,
+    job: WaitingRequest,
     progress: TransferProgress,
     cancelling: bool,
     iovecs: Iovecs,
@@ -59,7 +58,6 @@ enum DriverStep {
     Wait,
     /// Something was finished without the kernel.
     LookAgain,
-    /// Closed, and no request left.
     End,
 }
 
@@ -133,7 +131,6 @@ impl Driver {
         }
     }
 
-    /// Goes on without the ring; see the head of the file.
     fn do_without(mut self, cause: &io::Error) {
         // Dropped before `self` is.
         let guard = AbortOnUnwind;
@@ -142,14 +139,14 @@ impl Driver {
             state.refused = Some(format!("refused since: {cause}"));
             state.lanes.take_all()
         };
-        let mut free: Vec<_> = self.reap().0.into_iter().map(|(_, flight)| flight.into()).collect();
+        let mut free: Vec<_> = self.reap().0.into_iter().map(|(_, flight)| flight.job).collect();
         free.extend(waiting);
         for user_data in std::mem::take(&mut self.unseen) {
             if user_data == WAKE {
                 self.wake_armed = false;
             } else if user_data != CANCEL {
                 let slot = usize::try_from(user_data).expect("a slot number");
-                free.push(self.flights[slot].take().expect("it was launched").into());
+                free.push(self.flights[slot].take().expect("it was launched").job);
             }
         }
         let mut readers = read_plainly(free);
@@ -163,7 +160,7 @@ impl Driver {
         }
         drop((guard_in_hand, guard));
         drop(wake_count);
-        readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
+        readers.extend(read_plainly(in_hand.into_iter().map(|flight| flight.job).collect()));
         readers.into_iter().for_each(pool::join_unless_self);
     }
 
@@ -202,20 +199,15 @@ impl Driver {
                 ended.push((Some(file), request, Err(cause)));
                 continue;
             }
-            let flight = Flight {
-                file,
-                request,
-                progress: TransferProgress::default(),
-                cancelling: false,
-                iovecs: Iovecs::new(),
-            };
+            let (progress, iovecs) = (TransferProgress::default(), Iovecs::new());
+            let flight = Flight { job: (file, request), progress, cancelling: false, iovecs };
             let slot = self.free.pop().expect("no more were taken");
             self.launch(slot, Box::new(flight));
         }
     }
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
-        let Flight { file, request, progress, iovecs, .. } = &mut *flight;
+        let Flight { job: (file, request), progress, iovecs, .. } = &mut *flight;
         iovecs.fill(request.extents(), progress.done);
         let (direction, end) = (request.direction(), request.offset() + request.bytes() as u64);
         let fd = progress.descriptor(file, direction, end);
@@ -230,7 +222,7 @@ impl Driver {
         let mut slots = Vec::new();
         for (slot, flight) in self.flights.iter_mut().enumerate() {
             let Some(flight) = flight else { continue };
-            if flight.request.is_stopped() && !std::mem::replace(&mut flight.cancelling, true) {
+            if flight.job.1.is_stopped() && !std::mem::replace(&mut flight.cancelling, true) {
                 slots.push(slot);
             }
         }
@@ -271,7 +263,6 @@ impl Driver {
         Ok(())
     }
 
-    /// As [`uring::enter`].
     fn enter(&mut self, completions: usize) -> io::Result<()> {
         let entered = uring::enter(&mut self.ring, completions);
         let left = self.ring.submission().len();
@@ -304,14 +295,14 @@ impl Driver {
     /// The flight if it has to go on.
     fn landed(&mut self, slot: usize, result: i32) -> Result<Ended, Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
-        let Flight { file, request, progress, .. } = &mut *flight;
+        let Flight { job: (file, request), progress, .. } = &mut *flight;
         let (direction, asked) = (request.direction(), request.bytes());
         let ended = progress.landed(file, direction, asked, uring::told(result));
         // A partial transfer must not look like the end of the file.
         let stopped = || request.check_stopped().err().map(Err);
         let Some(result) = ended.or_else(stopped) else { return Err(flight) };
         self.free.push(slot);
-        let Flight { file, request, .. } = *flight;
+        let (file, request) = flight.job;
         Ok((Some(file), request, result))
     }
 
@@ -338,12 +329,6 @@ impl Driver {
 
 /// With the file of which it had a slot, if it had one.
 type Ended = (Option<Arc<Descriptor>>, Request, io::Result<usize>);
-
-impl From<Box<Flight>> for WaitingRequest {
-    fn from(flight: Box<Flight>) -> WaitingRequest {
-        (flight.file, flight.request)
-    }
-}
 
 /// Carries out the remaining requests, on a thread for each file, so that none waits for another's.
 /// If a thread cannot be started, its requests end with that error.

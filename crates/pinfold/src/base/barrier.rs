@@ -1,8 +1,8 @@
 //! The fence between announcing and freezing a folio, in two halves (`pages/readers/mod.rs`). The
 //! reader's is on the hot path; the freezer pays its own once per batch. membarrier(2) moves the
 //! reader's half to the freezer: when it returns, every thread of the process has executed a full
-//! fence since the call began, or when it was switched off. The reader then only holds back the
-//! compiler.
+//! fence since the call began, or when it was switched off. The reader then only keeps the compiler
+//! from reordering the two.
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};

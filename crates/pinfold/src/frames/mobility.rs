@@ -48,9 +48,8 @@ fn run_of(frame: FrameNumber) -> u32 {
     frame.0 >> Order::MAX.get()
 }
 
-/// As many frames behind the table as are a 64th of the arena, or fewer: all that is left of an
-/// aligned block in which the table ends, so that no free block crosses their end. None where no
-/// run is whole: there pins stay wherever they are.
+/// A 64th of the arena behind the table, or less: the rest of an aligned block in which the table
+/// ends, so that no free block crosses their end. None where no run is whole: there pins stay.
 fn for_nodes(frames: u32, table_frames: u32, whole: &Range<u32>) -> Range<u32> {
     let most = (frames / 64).max(FOR_NODES_MIN);
     let ends = Order::all().map(|order| table_frames.next_multiple_of(order.frames()));

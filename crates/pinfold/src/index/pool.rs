@@ -1,7 +1,6 @@
 //! Where index nodes come from: one pool per cache. A writer reserves what its next change can
-//! need. It never calls the frame allocator, which may have to take other files' locks: on
-//! `NoNodes` the caller releases its file's mutex, calls `refill`, and tries again. Slabs are never
-//! given back (`memory.rs`).
+//! need, without the frame allocator, which may have to take other files' locks: on `NoNodes` the
+//! caller releases its file's mutex, calls `refill`, and tries again.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;

@@ -283,9 +283,8 @@ impl Mappings {
     }
 
     /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
-    /// A mapping without handles takes the new source. Also returns a mapping that became outdated,
-    /// with a handle that the caller drops. Error: another version is open, or all numbers are in
-    /// use.
+    /// One without handles takes the new source. Also returns a mapping that became outdated, with
+    /// a handle that the caller drops. Error: another version is open, or all numbers are used.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,

@@ -67,9 +67,8 @@ fn get_as<'a>(
     let core = &reader.core;
     core.check_owner()?;
     let (mut alone, mut exactly) = (None, false);
-    // Ends: each iteration that does not return was undone by an invalidation, or lost a race for
-    // the page and then looks it up under the mutex, or follows a failed read of more than this
-    // reader wants: one of its own at most.
+    // Ends: each further turn was undone by an invalidation, lost a race for the page and looks it
+    // up under the mutex, or follows a failed read of more than is wanted: one of its own at most.
     loop {
         let got = match find(reader, page, exactly)? {
             Some(held) => arrive(core, held),

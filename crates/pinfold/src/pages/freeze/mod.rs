@@ -8,11 +8,10 @@
 //! | `split.rs` | making small folios of a large one | yes | yes | is handed out as small ones |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
-//! All hold the mutex until the folio is thawed, replaced or out of the index; the version is odd
-//! all that time. The count is frozen from the index's own reference, so any other reference or pin
-//! makes the freeze fail. A folio that a reader has announced is thawed. Whoever drops leaves the
-//! folio to its users; so does `map/`, where its bytes go outside. Nothing here allocates or
-//! evicts.
+//! All hold the mutex until the folio is thawed, replaced or out of the index; till then the
+//! version is odd. The count is frozen from the index's reference, so any other or a pin makes the
+//! freeze fail. A folio that a reader has announced is thawed. Whoever drops leaves the folio to
+//! its users; so does `map/`, where its bytes go outside. Nothing here allocates or evicts.
 
 mod drop;
 mod migrate;

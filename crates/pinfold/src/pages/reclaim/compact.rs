@@ -1,9 +1,8 @@
 //! Compaction: frees one 2 MiB run, or a block of one, by moving its folios; or all of a run but
 //! hollow folios, to make it a hollow one.
 //!
-//! 1. of a few runs, pick the blocks with most free frames in which all folios seem to be movable,
-//!    and try them in turn. A block that fills a run may be of an unmovable one. For a hollow run,
-//!    `runs.rs` picks;
+//! 1. of a few runs, try the blocks with most free frames in which all folios seem to be movable.
+//!    One that fills a run may be of an unmovable one. For a hollow run, `runs.rs` picks;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they
 //!    free join the held ones. Hollow folios move to hollow runs, all others to the arena;

@@ -190,8 +190,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
     let mut stayed = take_out(core, &batch, sweep);
 
     // 8. What is dirty stays. What of it is outside is written, here or by others. What was written
-    //    here goes through the steps once more, and stays if it has become dirty again. (Of files,
-    //    the writing will be started here.)
+    //    here goes through the steps once more, and stays if it has become dirty again.
     let is_dirty = |(_, why): &&(Candidate, InUse)| *why == InUse::NotClean;
     let dirty: Vec<Candidate> = stayed.iter().filter(is_dirty).map(|(folio, _)| *folio).collect();
     let mut on_their_way = 0;

@@ -13,6 +13,7 @@
 //! Folios that are inserted after step 1 are read after it. So whoever sees what step 3 has noted
 //! finds no page that was read before step 1.
 
+use std::ops::Range;
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -210,42 +211,72 @@ fn begins_the_same(handle: &Handle, len_bytes: u64) -> bool {
         return true;
     }
     let end = len_bytes.div_ceil(PAGE_BYTES as u64);
-    let Some(first) = first_cached(handle).filter(|&first| first < end) else { return true };
-    let head_end = end.min(first + COMPARED_PAGES);
-    let tail = head_end.max(end.saturating_sub(COMPARED_PAGES));
-    is_the_same(handle, first, head_end, len_bytes) && is_the_same(handle, tail, end, len_bytes)
+    let head_end = match compare_first(handle, 0..end, len_bytes) {
+        None => return true, // nothing is cached that was read before
+        Some(Compared { same: false, .. }) => return false,
+        Some(head) => head.end,
+    };
+    let mut back = COMPARED_PAGES;
+    // Ends: each turn looks twice as far back, down to the head.
+    loop {
+        let from = end.saturating_sub(back).max(head_end);
+        match compare_first(handle, from..end, len_bytes) {
+            Some(tail) => return tail.same,
+            None if from == head_end => return true,
+            None => back *= 2,
+        }
+    }
 }
 
-fn first_cached(handle: &Handle) -> Option<u64> {
+struct Compared {
+    same: bool,
+    /// The page after the last one.
+    end: u64,
+}
+
+/// Compares the first pages that are cached of `pages` with the source, up to `len_bytes`. `None`:
+/// no page is, or those that were are gone.
+fn compare_first(handle: &Handle, pages: Range<u64>, len_bytes: u64) -> Option<Compared> {
+    let mut from = pages.start;
+    // Ends: each turn advances `from`.
+    loop {
+        let first = next_cached(handle, from..pages.end)?;
+        let end = pages.end.min(first + COMPARED_PAGES);
+        let at = |page: u64| ((page - first) << PAGE_SHIFT) as usize;
+        let mut cached = vec![0; at(end)];
+        // Before the source is asked: what is evicted meanwhile would tell nothing.
+        let copy = |page: u64| {
+            let (at, offset) = (at(page), page << PAGE_SHIFT);
+            let most = (len_bytes - offset).min(PAGE_BYTES as u64) as usize;
+            let bytes = copy_cached(handle, &mut cached[at..][..most], offset);
+            (bytes > 0).then_some(at..at + bytes)
+        };
+        let copied: Vec<_> = (first..end).filter_map(copy).collect();
+        from = end;
+        if copied.is_empty() {
+            continue;
+        }
+        let mut now = AlignedBuffer::zeroed(cached.len(), PAGE_BYTES);
+        let got = handle.mapping.backing.read(first << PAGE_SHIFT, &[Extent::of(&mut now)]);
+        let is_same = |part: &Range<usize>| now[part.clone()] == cached[part.clone()];
+        let same = got.is_ok_and(|got| copied.iter().all(|part| part.end <= got && is_same(part)));
+        return Some(Compared { same, end });
+    }
+}
+
+fn next_cached(handle: &Handle, pages: Range<u64>) -> Option<u64> {
     let mut changing = handle.mapping.change();
     let writer = changing.writer(&handle.core.nodes);
-    writer.next_present(0..PAGES_END).map(|folio| folio.page)
+    writer.next_present(pages.clone()).map(|folio| folio.page.max(pages.start))
 }
 
-/// Whether those of these pages that are cached are what the source has, up to `len_bytes`.
-fn is_the_same(handle: &Handle, start: u64, end: u64, len_bytes: u64) -> bool {
-    let is_cached = |&page: &u64| handle.mapping.index.lookup(page).is_some();
-    if !(start..end).any(|page| is_cached(&page)) {
-        return true;
-    }
-    let bytes = (end - start) as usize * PAGE_BYTES;
-    let mut now = AlignedBuffer::zeroed(bytes, PAGE_BYTES);
-    let Ok(got) = handle.mapping.backing.read(start << PAGE_SHIFT, &[Extent::of(&mut now)]) else {
-        return false;
-    };
-    let mut cached = [0; PAGE_BYTES];
-    (start..end).all(|page| {
-        let offset = page << PAGE_SHIFT;
-        let how = (ReadaheadMark::Leave, false);
-        let copied = handle.held(
-            page,
-            how,
-            || Ok(None),
-            |held| Ok(Some(handle.copy_held(&held, &mut cached, offset))),
-        );
-        let Ok(Some(bytes)) = copied else { return true };
-        let bytes = bytes.min((len_bytes - offset).min(PAGE_BYTES as u64) as usize);
-        let at = (offset - (start << PAGE_SHIFT)) as usize;
-        got >= at + bytes && now[at..at + bytes] == cached[..bytes]
-    })
+/// Returns the bytes copied: none if the page is not up to date.
+fn copy_cached(handle: &Handle, buf: &mut [u8], offset: u64) -> usize {
+    let copied = handle.held(
+        offset >> PAGE_SHIFT,
+        (ReadaheadMark::Leave, false),
+        || Ok(None),
+        |held| Ok(Some(handle.copy_held(&held, buf, offset))),
+    );
+    copied.ok().flatten().unwrap_or(0)
 }

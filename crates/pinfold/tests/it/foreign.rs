@@ -4,11 +4,11 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use pinfold::source::Source;
-use pinfold::{Cache, Changed, File, FileOptions, Options, ReadAt};
+use pinfold::{Cache, Changed, File, FileOptions, Hint, Options, ReadAt};
 use pinfold_testing::times::settle;
 
 const WAYS: [Option<bool>; 2] = [None, Some(false)];
@@ -278,6 +278,46 @@ fn a_refresh_of_a_file_that_has_grown_keeps_no_page_on_its_way() {
     });
     assert_eq!(file.read_at(&mut byte, 10 << 12).unwrap(), 1);
     assert_eq!(byte, *b"b");
+}
+
+/// Bytes of one value. A read drops what is cached of its pages, as an eviction may just then.
+#[derive(Debug, Default)]
+struct Dropping {
+    byte: AtomicU8,
+    bytes: AtomicU64,
+    file: Mutex<Option<File>>,
+}
+
+impl Source for Dropping {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(file) = &*self.file.lock().unwrap() {
+            file.advise(offset..offset + buf.len() as u64, Hint::DontNeed).unwrap();
+        }
+        buf.fill(self.byte.load(Ordering::SeqCst));
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.bytes.load(Ordering::SeqCst))
+    }
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "dropping".into()
+    }
+}
+
+#[test]
+fn a_refresh_compares_what_is_evicted_meanwhile() {
+    let source = Arc::new(Dropping { byte: b'a'.into(), ..Dropping::default() });
+    source.bytes.store(100 << 12, Ordering::SeqCst);
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.attach("dropping", source.clone()).unwrap();
+    check(&file, &[b'a'; 100 << 12]);
+    *source.file.lock().unwrap() = Some(file.clone());
+    source.byte.store(b'b', Ordering::SeqCst);
+    source.bytes.store(200 << 12, Ordering::SeqCst);
+    let refreshed = file.refresh();
+    *source.file.lock().unwrap() = None;
+    assert_eq!(refreshed.unwrap(), Changed::Rewritten);
+    check(&file, &[b'b'; 200 << 12]);
 }
 
 /// Changes a byte in the middle of a file of 1,000,000 bytes, appends to it, and does so to `now`.

@@ -454,13 +454,14 @@ impl File {
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
     /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
-    /// what is cached and the 64 KiB before the old end are still the same; one that was written to
-    /// elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
+    /// what is cached and the 64 KiB before the old end are still the same; if it counted so the
+    /// last time, too, that many bytes at each end as it has grown by, but at least 4 KiB. One that
+    /// was written to elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
     /// [`Cache::open`](crate::Cache::open). Of a source that the program implements, and of a block
     /// device, only the length is known.
     ///
     /// Cost: one system call, which looks at the path. After a change, two or three, and dropping;
-    /// if the file is longer, up to two reads of 64 KiB. Waits for no other reads.
+    /// if the file is longer, two reads of 4 to 64 KiB. Waits for no other reads.
     ///
     /// ```
     /// # use pinfold::{Cache, Changed, Options};

@@ -189,8 +189,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
 /// Whether a file of `len_bytes` bytes was only appended to, as far as a look tells: it had `told`
 /// bytes when somebody was last told of a change, and `known` ones when [`length`] asked.
 fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
-    let ends = if told == known { 1 } else { 2 };
-    let ends = &[told, known][..ends];
+    let ends = if told == known { &[told][..] } else { &[told, known] };
     if told >= len_bytes || !(told..=len_bytes).contains(&known) {
         return false;
     }
@@ -199,28 +198,34 @@ fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
         // cannot be compared yet.
         freeze::drop_on_their_way(&handle.core, &handle.mapping);
     }
-    ends.iter().all(|&end| begins_the_same(handle, end))
+    // A log that is followed grows by little each time.
+    let followed = handle.mapping.read_under().is_some_and(|under| under.has_grown());
+    let least = if followed { PAGE_BYTES as u64 } else { COMPARED_BYTES };
+    let bytes = (len_bytes - told).clamp(least, COMPARED_BYTES);
+    ends.iter().all(|&end| begins_the_same(handle, end, bytes))
 }
 
-/// Pages that are compared at each end of what is cached.
-const COMPARED_PAGES: u64 = 16;
+/// What is compared at each end of what is cached.
+const COMPARED_BYTES: u64 = 64 << 10;
 
-/// Whether the file still begins with its first `len_bytes` bytes, as far as a look tells.
-fn begins_the_same(handle: &Handle, len_bytes: u64) -> bool {
+/// Whether the file still begins with its first `len_bytes` bytes, as far as a look at `bytes` at
+/// each end of what is cached tells.
+fn begins_the_same(handle: &Handle, len_bytes: u64, bytes: u64) -> bool {
     if mutant::on(Mutant::GrownUncompared) {
         return true;
     }
+    let pages = bytes.div_ceil(PAGE_BYTES as u64);
     let end = len_bytes.div_ceil(PAGE_BYTES as u64);
-    let head_end = match compare_first(handle, 0..end, len_bytes) {
+    let head_end = match compare_first(handle, 0..end, pages, len_bytes) {
         None => return true, // nothing is cached that was read before
         Some(Compared { same: false, .. }) => return false,
         Some(head) => head.end,
     };
-    let mut back = COMPARED_PAGES;
+    let mut back = bytes;
     // Ends: each turn looks twice as far back, down to the head.
     loop {
-        let from = end.saturating_sub(back).max(head_end);
-        match compare_first(handle, from..end, len_bytes) {
+        let from = (len_bytes.saturating_sub(back) >> PAGE_SHIFT).max(head_end);
+        match compare_first(handle, from..end, pages + 1, len_bytes) {
             Some(tail) => return tail.same,
             None if from == head_end => return true,
             None => back *= 2,
@@ -234,21 +239,26 @@ struct Compared {
     end: u64,
 }
 
-/// Compares the first pages that are cached of `pages` with the source, up to `len_bytes`. `None`:
-/// no page is, or those that were are gone.
-fn compare_first(handle: &Handle, pages: Range<u64>, len_bytes: u64) -> Option<Compared> {
+/// Compares the first pages that are cached of `pages`, at most `most`, with the source, up to
+/// `len_bytes`. `None`: no page is, or those that were are gone.
+fn compare_first(
+    handle: &Handle,
+    pages: Range<u64>,
+    most: u64,
+    len_bytes: u64,
+) -> Option<Compared> {
     let mut from = pages.start;
     // Ends: each turn advances `from`.
     loop {
         let first = next_cached(handle, from..pages.end)?;
-        let end = pages.end.min(first + COMPARED_PAGES);
+        let end = pages.end.min(first + most);
         let at = |page: u64| ((page - first) << PAGE_SHIFT) as usize;
         let mut cached = vec![0; at(end)];
         // Before the source is asked: what is evicted meanwhile would tell nothing.
         let copy = |page: u64| {
             let (at, offset) = (at(page), page << PAGE_SHIFT);
-            let most = (len_bytes - offset).min(PAGE_BYTES as u64) as usize;
-            let bytes = copy_cached(handle, &mut cached[at..][..most], offset);
+            let page_bytes = (len_bytes - offset).min(PAGE_BYTES as u64) as usize;
+            let bytes = copy_cached(handle, &mut cached[at..][..page_bytes], offset);
             (bytes > 0).then_some(at..at + bytes)
         };
         let copied: Vec<_> = (first..end).filter_map(copy).collect();
@@ -257,7 +267,7 @@ fn compare_first(handle: &Handle, pages: Range<u64>, len_bytes: u64) -> Option<C
             continue;
         }
         let mut now = AlignedBuffer::zeroed(cached.len(), PAGE_BYTES);
-        let got = handle.mapping.backing.read(first << PAGE_SHIFT, &[Extent::of(&mut now)]);
+        let got = handle.mapping.backing.read_again(first << PAGE_SHIFT, &[Extent::of(&mut now)]);
         let is_same = |part: &Range<usize>| now[part.clone()] == cached[part.clone()];
         let same = got.is_ok_and(|got| copied.iter().all(|part| part.end <= got && is_same(part)));
         return Some(Compared { same, end });

@@ -92,6 +92,10 @@ impl ReadUnder {
         ReadUnder { grown: true, ..self }
     }
 
+    pub(crate) fn has_grown(&self) -> bool {
+        self.grown
+    }
+
     pub(crate) fn is(&self, contents: &Contents) -> bool {
         self.contents == *contents
     }

@@ -150,9 +150,26 @@ impl Backing {
 
     /// A short count: the source ended there, and the rest is zeroed. See [`Truncated::check`].
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        self.read_by(extents, || self.source().read_extents_at(offset, extents))
+    }
+
+    /// [`read`](Self::read) of what was read before: of a file that has grown lately, what the
+    /// kernel's page cache has.
+    pub(crate) fn read_again(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        match self.file() {
+            Some(file) => self.read_by(extents, || file.read_again(offset, extents)),
+            None => self.read(offset, extents),
+        }
+    }
+
+    fn read_by(
+        &self,
+        extents: &[Extent<'_>],
+        read: impl FnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
         let _call = self.engine.begin_call();
         let since = Instant::now();
-        let read = guarded("a read", || self.source().read_extents_at(offset, extents));
+        let read = guarded("a read", read);
         let result = request::settle(extents, read);
         self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
         result

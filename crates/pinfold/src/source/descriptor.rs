@@ -142,16 +142,33 @@ impl Descriptor {
         offset: u64,
         extents: &[Extent<'_>],
     ) -> io::Result<usize> {
+        self.transfer_as(direction, offset, extents, false)
+    }
+
+    /// Directly only if none of the file is read otherwise.
+    pub(super) fn read_again(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        self.transfer_as(Direction::Read, offset, extents, true)
+    }
+
+    fn transfer_as(
+        &self,
+        direction: Direction,
+        offset: u64,
+        extents: &[Extent<'_>],
+        again: bool,
+    ) -> io::Result<usize> {
         self.check(direction, offset, extents)?;
         let bytes = extent::total_bytes(extents);
         let (mut iovecs, mut progress) = (Iovecs::new(), TransferProgress::default());
         if bytes == 0 {
             return Ok(0);
         }
+        // All of it counts as near the end.
+        let end = if again { u64::MAX } else { offset + bytes as u64 };
         // Ends: each turn moves forward, is the last, or is one of a bounded number of tries.
         loop {
             iovecs.fill(extents, progress.done);
-            let fd = progress.descriptor(self, direction, offset + bytes as u64);
+            let fd = progress.descriptor(self, direction, end);
             let got = call(fd, direction, offset + progress.done as u64, &iovecs);
             match (progress.landed(self, direction, bytes, got), direction) {
                 (None, _) => {}

@@ -51,7 +51,7 @@ fn each_way_in_makes_hits() {
 #[test]
 fn opening_files_is_timed() {
     let rows = open::run(dir().path(), 3).unwrap();
-    assert_eq!(rows.len(), 5);
+    assert_eq!(rows.len(), 7);
 }
 
 #[test]

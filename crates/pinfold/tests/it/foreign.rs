@@ -228,6 +228,54 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     }
 }
 
+/// Once a refresh has found a log grown, the next ones compare little, and of the kernel's page
+/// cache; and find it all the same if that has changed.
+#[test]
+fn a_log_that_is_followed_is_compared_as_far_as_it_grows() {
+    for direct in WAYS {
+        for (changed, wanted) in [(None, Changed::Grown), (Some(0), Changed::Rewritten)] {
+            for from_end in [0, 1, 4096].into_iter().filter(|it| *it == 0 || changed.is_some()) {
+                println!("{direct:?}, changed {changed:?}, {from_end} before the end");
+                let ground = Ground::new(direct);
+                let mut now = vec![b'a'; 1_000_000];
+                let path = ground.file("log", &now);
+                let file = ground.open(&path);
+                check(&file, &now);
+                let log = fs::OpenOptions::new().write(true).open(&path).unwrap();
+                let append = |now: &mut Vec<u8>, bytes: usize| {
+                    log.write_all_at(&vec![b'm'; bytes], now.len() as u64).unwrap();
+                    now.resize(now.len() + bytes, b'm');
+                };
+                let compared = || {
+                    let before = ground.cache.sources()[0].1.read.bytes;
+                    let told = file.refresh().unwrap();
+                    (told, ground.cache.sources()[0].1.read.bytes - before)
+                };
+                append(&mut now, 100);
+                let (told, bytes) = compared();
+                assert_eq!(told, Changed::Grown);
+                assert!((100_000..=140_000).contains(&bytes), "{bytes} at first");
+                for more in [1, 100, 5000, 30_000] {
+                    append(&mut now, more);
+                    let (told, bytes) = compared();
+                    assert_eq!(told, Changed::Grown);
+                    let most = 2 * more.next_multiple_of(4096) as u64 + 4096;
+                    assert!(bytes <= most, "{bytes} compared for {more}");
+                    check(&file, &now);
+                }
+                if let Some(first) = changed {
+                    let at = if from_end == 0 { first } else { now.len() - from_end };
+                    log.write_all_at(b"b", at as u64).unwrap();
+                    now[at] = b'b';
+                }
+                append(&mut now, 1);
+                assert_eq!(compared().0, wanted);
+                check(&file, &now);
+            }
+        }
+    }
+}
+
 /// Bytes of one value, which change while the first read is on its way.
 #[derive(Debug, Default)]
 struct Changing {
@@ -655,6 +703,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
     ("a_refresh_of_a_file_that_was_moved_keeps_no_old_byte", "ReplacedKeepsGrown"),
     ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
+    ("a_log_that_is_followed_is_compared_as_far_as_it_grows", "GrownUncompared"),
     ("a_refresh_of_a_file_that_has_grown_keeps_no_page_on_its_way", "GrownOnTheWay"),
 ];
 

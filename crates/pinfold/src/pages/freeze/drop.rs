@@ -42,6 +42,13 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
 
 /// Of folios that are being filled; their fills go on.
 pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
+    let changing = mapping.change();
+    // A folio counts from before it is inserted until after it has landed, both under the mutex.
+    let any = mapping.on_its_way.frames() > 0;
+    drop(changing);
+    if !any {
+        return;
+    }
     let _ = drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
 }
 

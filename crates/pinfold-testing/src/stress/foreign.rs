@@ -9,18 +9,32 @@
 //! has read all of it: if no version was begun meanwhile, it must have read the one that had ended,
 //! byte for byte. If one was, it may have read anything; the next reader finds out whether that
 //! stays.
+//!
+//! One file is changed more often, and read by a source of the stress's own, which may keep what it
+//! has read for longer than a version lasts: so a refresh often meets reads on their way. Of it the
+//! length alone is known, so each version has another. One reader at a time reads it; others refresh
+//! it meanwhile.
 
+use std::borrow::Cow;
 use std::ffi::CString;
+use std::fs::File as StdFile;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{io, ptr};
 
+use pinfold::source::Source;
+use pinfold::{Cache, File, Hint};
+
 use super::options::Options;
 
-pub(super) const FILES: usize = 8;
+pub(super) const FILES: usize = 9;
+/// The one whose reads may last.
+pub(super) const SLOW: usize = FILES - 1;
 const CELL: usize = 64;
-/// The longest file: as much as `refresh` compares of one that has grown.
+/// The longest file: twice what `refresh` compares at most at each end of one that has grown.
 pub(super) const BYTES_MAX: usize = 128 << 10;
 const CELLS_MAX: usize = BYTES_MAX / CELL;
 /// Every so many versions a file is written anew, so that a version follows from few others.
@@ -81,10 +95,14 @@ impl Change {
         let (what, one, two) = (word % 7, (word >> 8) as usize, (word >> 32) as usize);
         let some = 1 + one % CELLS_MAX;
         match what {
+            // The factor is odd: as many versions as lengths.
+            _ if file == SLOW => Change::Rewrite(1 + version as usize * 61 % CELLS_MAX),
             _ if version.is_multiple_of(ANEW) => Change::Rewrite(some),
             0 => Change::Append((1 + one % 200).min(CELLS_MAX - count)),
             1 => Change::Cut(one % (count + 1)),
-            2 if count > 0 => Change::Overwrite(one % count, 1 + two % (count - one % count)),
+            // What a refresh compares of a file that has grown, too, has some of it.
+            2 if count > 0 && two % 2 == 0 => Change::Overwrite(0, 1 + one % count),
+            2 if count > 0 => Change::Overwrite(one % count, count - one % count),
             3 => Change::Replace(some),
             4 => Change::DeleteAndMake(some),
             5 => Change::Regrow(two % (count + 1), count + (CELLS_MAX - count) / 2),
@@ -135,6 +153,41 @@ pub(super) struct Foreign {
     paths: Vec<PathBuf>,
     child: libc::pid_t,
     seed: u64,
+    slow: OnceLock<File>,
+    reads_slow: Mutex<()>,
+}
+
+/// Reads a file, and may take long to bring what it has read.
+#[derive(Debug)]
+struct Slow {
+    file: StdFile,
+    reads: AtomicU64,
+}
+
+impl Source for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut got = 0;
+        // Ends: each turn reads a byte, or is the last.
+        while got < buf.len() {
+            match self.file.read_at(&mut buf[got..], offset + got as u64)? {
+                0 => break,
+                more => got += more,
+            }
+        }
+        let word = hash(self.reads.fetch_add(1, Ordering::Relaxed), SLOW, 0);
+        if word.is_multiple_of(2) {
+            std::thread::sleep(2 * APART * (word >> 8 & 0xff) as u32 / 0xff);
+        }
+        Ok(got)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "slow".into()
+    }
 }
 
 impl Foreign {
@@ -163,13 +216,44 @@ impl Foreign {
         let child = unsafe { libc::fork() };
         match child {
             0 => write_for_ever(board, &names, &beside, &mut buffer, seed),
-            1.. => Ok(Foreign { board, paths, child, seed }),
+            1.. => Ok(Foreign {
+                board,
+                paths,
+                child,
+                seed,
+                slow: OnceLock::new(),
+                reads_slow: Mutex::default(),
+            }),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
     pub(super) fn path(&self, file: usize) -> &Path {
         &self.paths[file]
+    }
+
+    /// Refreshes the file [`SLOW`], which is there, and reads all of it, unless somebody does.
+    pub(super) fn read_slow(
+        &self,
+        cache: &Cache,
+        buf: &mut [u8],
+    ) -> pinfold::Result<Option<usize>> {
+        let file = self.slow(cache)?;
+        file.refresh()?;
+        let Ok(_turn) = self.reads_slow.try_lock() else { return Ok(None) };
+        file.read_at(buf, 0).map(Some)
+    }
+
+    /// All get the same handle.
+    fn slow(&self, cache: &Cache) -> pinfold::Result<&File> {
+        if self.slow.get().is_none() {
+            let file = StdFile::open(&self.paths[SLOW]).expect("it was made");
+            let file = cache.attach("slow", Arc::new(Slow { file, reads: AtomicU64::new(0) }))?;
+            // All of a version is one read.
+            file.advise(.., Hint::Random)?;
+            let _ = self.slow.set(file);
+        }
+        Ok(self.slow.get().expect("set"))
     }
 
     /// The version of the file that was begun last.
@@ -220,14 +304,20 @@ fn write_for_ever(
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let mut last = [Instant::now(); FILES];
     let mut word = seed;
+    const MADE: u64 = FILES as u64 - 1;
     for turn in 0_u64.. {
         word = hash(word, 1, turn as u32);
-        let file = if turn < FILES as u64 { turn as usize } else { word as usize % FILES };
+        let file = match turn {
+            0..=MADE => turn as usize,
+            _ if turn.is_multiple_of(2) => SLOW,
+            _ => word as usize % FILES,
+        };
         let state = &board.files[file];
         // A version that nobody has checked stays for a while.
         for _ in 0..200 {
             // Acquire: pairs with the release in `check`. A hint: nothing depends on it.
-            if state.checked.load(Ordering::Acquire) > 0 && last[file].elapsed() > APART {
+            let is_checked = file == SLOW || state.checked.load(Ordering::Acquire) > 0;
+            if is_checked && last[file].elapsed() > APART {
                 break;
             }
             nap(100_000);

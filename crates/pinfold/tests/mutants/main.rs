@@ -62,6 +62,7 @@ const CAUGHT: &[(&str, Schedule, &[&str])] = &[
     ("drop-pins", Schedule::Mixed, HELD),
     ("open-uncompared", Schedule::Foreign, WRONG),
     ("grown-uncompared", Schedule::Foreign, WRONG),
+    ("grown-on-the-way", Schedule::Foreign, WRONG),
     ("served-fails", Schedule::Mapping, &["the map knows of no failure"]),
 ];
 
@@ -248,7 +249,6 @@ const UNSEEN: &[(&str, &str)] = &[
     ("parts-unsplit", "it was not tried; a test of its own sees it"),
     ("first-read-uses", "it was not tried; a test of its own sees it"),
     ("open-trusts-grown", "it was not tried; a test of its own sees it"),
-    ("grown-on-the-way", "it was not tried; `foreign` sees it"),
     ("copy-uncounted", "it was not tried; a test of its own sees it"),
     ("keep-blindly", "it was not tried; a test of its own sees it"),
     ("copy-before-all", "it was not tried; a test of its own sees it"),

@@ -100,9 +100,7 @@ impl Change {
             _ if version.is_multiple_of(ANEW) => Change::Rewrite(some),
             0 => Change::Append((1 + one % 200).min(CELLS_MAX - count)),
             1 => Change::Cut(one % (count + 1)),
-            // What a refresh compares of a file that has grown, too, has some of it.
-            2 if count > 0 && two % 2 == 0 => Change::Overwrite(0, 1 + one % count),
-            2 if count > 0 => Change::Overwrite(one % count, count - one % count),
+            2 if count > 0 => Change::Overwrite(one % count, 1 + two % (count - one % count)),
             3 => Change::Replace(some),
             4 => Change::DeleteAndMake(some),
             5 => Change::Regrow(two % (count + 1), count + (CELLS_MAX - count) / 2),

@@ -11,8 +11,11 @@ use std::hint::black_box;
 const ROOM_BYTES: usize = 32 << 10;
 
 /// `n` zeros. `None`: there is no memory for them.
-#[cfg(all(feature = "map", not(loom)))]
 pub(crate) fn zeroed<T: Clone + Default>(n: usize) -> Option<Box<[T]>> {
+    #[cfg(test)]
+    if n > 0 && HAS_NO_ROOM.get() {
+        return None;
+    }
     let mut all = Vec::new();
     all.try_reserve_exact(n).ok()?;
     all.resize(n, T::default());
@@ -33,7 +36,7 @@ pub(crate) fn has_room() -> bool {
 
 #[cfg(test)]
 std::thread_local! {
-    /// Whether [`has_room`] is false for this thread, whatever room there is.
+    /// Whether this thread finds no room, whatever room there is.
     pub(crate) static HAS_NO_ROOM: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

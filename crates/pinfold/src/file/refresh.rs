@@ -132,6 +132,9 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
     Ok(bytes)
 }
 
+/// An append takes a few of them.
+const APPEND_LOOKS: u32 = 16;
+
 /// Steps 1 to 3. Returns what has happened, and the bytes dropped.
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
@@ -141,7 +144,19 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         path: mapping.path.clone(),
         cause: std::sync::Arc::new(cause),
     };
-    let contents = mapping.backing.contents().map_err(length_error)?;
+    let mut contents = mapping.backing.contents().map_err(length_error)?;
+    let looks_written = |contents: &Option<Contents>| {
+        let under = mapping.read_under();
+        let differs = |(under, contents): (ReadUnder, &Contents)| !under.is(contents);
+        under.zip(contents.as_ref()).is_some_and(differs)
+            && contents.is_some_and(|it| it.len_bytes == *resizing)
+    };
+    // An append that is under way has changed the times, and is about to change the length.
+    let mut looks = if since == Since::Refreshed { APPEND_LOOKS } else { 0 };
+    while looks > 0 && looks_written(&contents) {
+        contents = mapping.backing.contents().map_err(length_error)?;
+        looks -= 1;
+    }
     let len_bytes = match &contents {
         Some(contents) => check_len(contents.len_bytes, &mapping.path)?,
         None => ask_len(&mapping.backing, &mapping.path)?,
@@ -198,9 +213,10 @@ fn has_grown(handle: &Handle, [told, known]: [u64; 2], len_bytes: u64) -> bool {
         // cannot be compared yet.
         freeze::drop_on_their_way(&handle.core, &handle.mapping);
     }
-    // A log that is followed grows by little each time.
-    let followed = handle.mapping.read_under().is_some_and(|under| under.has_grown());
-    let least = if followed { PAGE_BYTES as u64 } else { COMPARED_BYTES };
+    // A log that is followed grows by little each time. What is short is compared as a whole.
+    let is_followed = || handle.mapping.read_under().is_some_and(|under| under.has_grown());
+    let is_long = told > 2 * COMPARED_BYTES;
+    let least = if is_long && is_followed() { PAGE_BYTES as u64 } else { COMPARED_BYTES };
     let bytes = (len_bytes - told).clamp(least, COMPARED_BYTES);
     ends.iter().all(|&end| begins_the_same(handle, end, bytes))
 }

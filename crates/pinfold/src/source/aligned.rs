@@ -2,7 +2,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-#[cfg(all(feature = "map", not(loom)))]
 use crate::base::heap::zeroed;
 
 #[derive(Debug)]
@@ -17,7 +16,6 @@ impl AlignedBuffer {
         Self::at_multiple(vec![0; bytes + alignment - 1].into(), bytes, alignment)
     }
 
-    #[cfg(all(feature = "map", not(loom)))]
     pub(crate) fn try_zeroed(bytes: usize, alignment: usize) -> Option<Self> {
         let storage = zeroed(bytes + alignment - 1)?;
         Some(Self::at_multiple(storage, bytes, alignment))

@@ -410,7 +410,9 @@ fn in_chunks(
     mut move_chunk: impl FnMut(u64, usize, &mut [u8]) -> io::Result<usize>,
 ) -> io::Result<usize> {
     let bytes = extent::total_bytes(extents);
-    let mut bounce = AlignedBuffer::zeroed(BOUNCE_BYTES.min(bytes), alignment);
+    let Some(mut bounce) = AlignedBuffer::try_zeroed(BOUNCE_BYTES.min(bytes), alignment) else {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    };
     let mut done = 0;
     // Ends: each turn moves a whole chunk forward or is the last.
     while done < bytes {

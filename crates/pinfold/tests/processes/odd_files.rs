@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::fuse::{Answer, Asked, OddFiles, byte_of};
-use pinfold::{Cache, ErrorKind, File, FileOptions, Hint, Options};
+use pinfold::{Cache, Changed, ErrorKind, File, FileOptions, Hint, Options};
 
 /// Only there to end a test that hangs.
 const LONG: Duration = Duration::from_secs(60);
@@ -228,6 +228,22 @@ fn an_invalidation_drops_what_the_kernel_has_cached() {
 }
 
 /// The end of a file that grows is not read directly: that would write out what was just appended.
+/// Its times change first.
+#[test]
+fn an_append_that_is_under_way_is_no_rewriting() {
+    let Some(odd) = OddFiles::mount(&[MIB + 100], |_| Answer::Bytes) else { return };
+    let cache = cache();
+    let file = cache.open(odd.path(0)).unwrap();
+    for more in 1..4 {
+        check(&file, 0, file.len() as usize);
+        odd.set_len_after(4, 0, MIB + 100 + more);
+        assert_eq!(file.refresh().unwrap(), Changed::Grown);
+        assert_eq!(file.len(), MIB + 100 + more);
+    }
+    // What does not grow after all is written.
+    assert_eq!(file.refresh().unwrap(), Changed::Rewritten);
+}
+
 #[test]
 fn the_end_of_a_file_that_grows_is_read_through_the_kernel() {
     let Some(odd) = OddFiles::mount(&[MIB + 100], |_| Answer::Bytes) else { return };

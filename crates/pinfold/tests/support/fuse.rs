@@ -57,6 +57,8 @@ type Script = dyn Fn(&Asked) -> Answer + Send + Sync;
 
 struct Shared {
     files_bytes: Mutex<Vec<u64>>,
+    /// After so many questions for its attributes, a file has so many bytes.
+    grows: Mutex<Option<(u32, usize, u64)>>,
     script: Mutex<Box<Script>>,
     asked: Mutex<Vec<Asked>>,
     held: Mutex<Vec<(Asked, ReplyData)>>,
@@ -80,6 +82,7 @@ impl OddFiles {
         let directory = tempfile::tempdir().unwrap();
         let shared = Arc::new(Shared {
             files_bytes: Mutex::new(files_bytes.to_vec()),
+            grows: Mutex::default(),
             script: Mutex::new(Box::new(script)),
             asked: Mutex::default(),
             held: Mutex::default(),
@@ -109,6 +112,11 @@ impl OddFiles {
     /// The file has so many bytes from now on.
     pub(crate) fn set_len(&self, file: usize, bytes: u64) {
         lock(&self.shared.files_bytes)[file] = bytes;
+    }
+
+    /// The file has so many bytes once its attributes were asked for so often.
+    pub(crate) fn set_len_after(&self, questions: u32, file: usize, bytes: u64) {
+        *lock(&self.shared.grows) = Some((questions, file, bytes));
     }
 
     /// From now on, reads are answered like this.
@@ -181,6 +189,16 @@ struct Served(Arc<Shared>);
 impl Served {
     fn attr(&self, ino: u64) -> Option<FileAttr> {
         let file = ino.checked_sub(FIRST).map(|file| file as usize);
+        let mut grows = lock(&self.0.grows);
+        match &mut *grows {
+            Some((0, which, bytes)) => {
+                lock(&self.0.files_bytes)[*which] = *bytes;
+                *grows = None;
+            }
+            Some((questions, which, _)) if file == Some(*which) => *questions -= 1,
+            _ => {}
+        }
+        drop(grows);
         let (kind, size) = match file {
             None => (FileType::Directory, 0),
             Some(file) => (FileType::RegularFile, *lock(&self.0.files_bytes).get(file)?),

@@ -59,9 +59,9 @@ use crate::source::Hint;
 ///   where the thread that faults serves itself, a system call that stores to the memory (such as
 ///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
 ///   stored to since. [`hold`](Self::hold) prevents that, too.
-/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)). Such stores pass
-///   the page table by, so a page-out does not see them, and elsewhere **the bytes are lost without
-///   an error**.
+/// - Devices, direct I/O and other processes (process_vm_writev(2), ptrace(2), `/proc/PID/mem`) may
+///   store only to what is held ([`hold`](Self::hold)). Such stores pass the page table by, so a
+///   page-out does not see them, and elsewhere **the bytes are lost without an error**.
 /// - A child of fork(2) does not have it.
 pub struct AnonMap {
     target: Arc<MapTarget>,
@@ -357,6 +357,13 @@ impl AnonMap {
     pub(super) fn state(&self, page: u64) -> crate::mapped::swap::pages::PageState {
         let mut changing = self.target.file.handle().mapping.change();
         changing.own().expect("own memory has states").get(page)
+    }
+
+    pub(super) fn memory_and_number(
+        &self,
+    ) -> (Arc<dyn crate::mapped::swap::pages::OwnMemory>, u32) {
+        let mapping = &self.target.file.handle().mapping;
+        (mapping.own().expect("it is own memory").clone(), mapping.id)
     }
 
     /// What KSM does to a page that is protected: a store is no fault any more.

@@ -271,7 +271,9 @@ impl Hangs {
 
 impl Source for Hangs {
     fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
-        Err(std::io::Error::other("nothing is read here"))
+        self.change(|now| now.0 = true);
+        self.wait(|now| now.1);
+        Err(std::io::Error::other("nothing can be read here"))
     }
 
     fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
@@ -317,6 +319,44 @@ fn while_a_page_out_hangs_the_map_can_be_used() {
         assert_eq!(out.join().unwrap(), 0, "it was stored to");
     });
     assert_eq!(load(&map, 0), 4);
+}
+
+#[test]
+fn a_read_that_fails_after_the_page_was_discarded_is_nobodys_error() {
+    let swap = Arc::new(Hangs::default());
+    let options = Options {
+        swap_source: Some(swap.clone()),
+        swap_bytes: MIB as u64,
+        ..Options::new(16 * MIB as u64)
+    };
+    let space = Space::new(&Cache::new(options).unwrap(), 0).unwrap();
+    let map = space.map_anon(MIB).unwrap();
+    store(&map, 0, 1);
+    swap.change(|now| now.1 = true);
+    assert_eq!(map.page_out(0..PAGE).unwrap(), PAGE);
+    swap.change(|now| *now = (false, false));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut word = [1; 8];
+            map.read_at(&mut word, 0).map(|_| word)
+        });
+        swap.wait(|now| now.0);
+        map.discard(0..PAGE).unwrap();
+        swap.change(|now| now.1 = true);
+        assert_eq!(reader.join().unwrap().unwrap(), [0; 8]);
+    });
+}
+
+#[test]
+fn what_is_written_late_is_no_other_files() {
+    let (cache, _space, map) = map(16 * MIB, MIB, MIB);
+    store(&map, 0, 1);
+    let (memory, number) = map.memory_and_number();
+    drop(map);
+    let file = cache.attach("other", Arc::new(Memory::new(vec![1; PAGE]))).unwrap();
+    assert_eq!(file.handle().mapping.id, number, "the test is of a number that is used again");
+    memory.write_out(number, &[0], true);
+    assert_eq!(cache.stats().swap_used_bytes, 0);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::base::heap::HAS_NO_ROOM;
 use crate::source::Memory;
 
 const EIO: i32 = libc::EIO;
@@ -69,6 +70,17 @@ fn a_count_too_large_is_an_error_not_a_wild_write() {
         backing.submit(&mut vec![request(0, PAGE, 1, &tell)]);
         assert_eq!(told.recv().unwrap().1.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
+}
+
+#[test]
+fn the_default_vectored_calls_fail_where_the_heap_is_used_up() {
+    let (torn, mut word) = (Torn(memory()), [0; 8]);
+    HAS_NO_ROOM.set(true);
+    let read = torn.read_extents_at(0, &[Extent::of(&mut word)]);
+    let written = torn.write_extents_at(0, &[Extent::of(&mut word)]);
+    HAS_NO_ROOM.set(false);
+    assert_eq!(read.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+    assert_eq!(written.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
 }
 
 /// Says 7 too many in the plain form.

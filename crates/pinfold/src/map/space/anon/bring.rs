@@ -573,6 +573,8 @@ impl Area {
             }
             n = end;
         }
+        // Whoever wants it looks again. What became of the read of its old bytes is nobody's concern.
+        let is_forgotten = !is_wanted(0);
         let mut gone = RunFrames::new();
         for n in (0..coming.len()).filter(|&n| !landed[n] && is_wanted(n)) {
             core.remove(&mut changing, run.page(n), coming[n]);
@@ -594,7 +596,7 @@ impl Area {
             core.mappings.retire(mapping);
         }
         core.pressure.progress();
-        read
+        if is_forgotten { Ok(()) } else { read }
     }
 }
 

@@ -24,6 +24,7 @@
 //! is written like any other.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Area, Origin, calls};
@@ -64,7 +65,11 @@ impl OwnMemory for Area {
 
     fn write_out(&self, mapping: u32, pages: &[u64], now: bool) {
         let Some(core) = self.core.upgrade() else { return };
-        let Some(mapping) = core.mappings.get(mapping) else { return };
+        // What was forgotten meanwhile may have left its number to another file.
+        let is_its = |it: &Arc<Mapping>| {
+            it.own().is_some_and(|own| std::ptr::addr_eq(Arc::as_ptr(own), self))
+        };
+        let Some(mapping) = core.mappings.get(mapping).filter(is_its) else { return };
         for pages in pages.chunks(CLUSTER_SLOTS as usize) {
             self.write_some(&core, &mapping, pages, now);
         }

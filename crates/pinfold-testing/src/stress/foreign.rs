@@ -302,11 +302,10 @@ fn write_for_ever(
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let mut last = [Instant::now(); FILES];
     let mut word = seed;
-    const MADE: u64 = FILES as u64 - 1;
     for turn in 0_u64.. {
         word = hash(word, 1, turn as u32);
         let file = match turn {
-            0..=MADE => turn as usize,
+            _ if turn < FILES as u64 => turn as usize,
             _ if turn.is_multiple_of(2) => SLOW,
             _ => word as usize % FILES,
         };

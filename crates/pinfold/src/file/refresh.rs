@@ -234,7 +234,7 @@ fn begins_the_same(handle: &Handle, len_bytes: u64, bytes: u64) -> bool {
     let end = len_bytes.div_ceil(PAGE_BYTES as u64);
     let head_end = match compare_first(handle, 0..end, pages, len_bytes) {
         None => return true, // nothing is cached that was read before
-        Some(Compared { same: false, .. }) => return false,
+        Some(EndCompared { same: false, .. }) => return false,
         Some(head) => head.end,
     };
     let mut back = bytes;
@@ -249,7 +249,7 @@ fn begins_the_same(handle: &Handle, len_bytes: u64, bytes: u64) -> bool {
     }
 }
 
-struct Compared {
+struct EndCompared {
     same: bool,
     /// The page after the last one.
     end: u64,
@@ -262,7 +262,7 @@ fn compare_first(
     pages: Range<u64>,
     most: u64,
     len_bytes: u64,
-) -> Option<Compared> {
+) -> Option<EndCompared> {
     let mut from = pages.start;
     // Ends: each turn advances `from`.
     loop {
@@ -286,7 +286,7 @@ fn compare_first(
         let got = handle.mapping.backing.read_again(first << PAGE_SHIFT, &[Extent::of(&mut now)]);
         let is_same = |part: &Range<usize>| now[part.clone()] == cached[part.clone()];
         let same = got.is_ok_and(|got| copied.iter().all(|part| part.end <= got && is_same(part)));
-        return Some(Compared { same, end });
+        return Some(EndCompared { same, end });
     }
 }
 

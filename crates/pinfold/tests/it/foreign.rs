@@ -358,14 +358,14 @@ fn a_refresh_compares_what_is_evicted_meanwhile() {
     source.bytes.store(100 << 12, Ordering::SeqCst);
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let file = cache.attach("dropping", source.clone()).unwrap();
-    check(&file, &[b'a'; 100 << 12]);
+    check(&file, &vec![b'a'; 100 << 12]);
     *source.file.lock().unwrap() = Some(file.clone());
     source.byte.store(b'b', Ordering::SeqCst);
     source.bytes.store(200 << 12, Ordering::SeqCst);
     let refreshed = file.refresh();
     *source.file.lock().unwrap() = None;
     assert_eq!(refreshed.unwrap(), Changed::Rewritten);
-    check(&file, &[b'b'; 200 << 12]);
+    check(&file, &vec![b'b'; 200 << 12]);
 }
 
 /// Changes a byte in the middle of a file of 1,000,000 bytes, appends to it, and does so to `now`.

@@ -59,7 +59,7 @@ use crate::source::Hint;
 ///   where the thread that faults serves itself, a system call that stores to the memory (such as
 ///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
 ///   stored to since. [`hold`](Self::hold) prevents that, too.
-/// - Devices, direct I/O and other processes (process_vm_writev(2), ptrace(2), `/proc/PID/mem`) may
+/// - Devices, direct I/O and other processes (`process_vm_writev`, `ptrace`, `/proc/PID/mem`) may
 ///   store only to what is held ([`hold`](Self::hold)). Such stores pass the page table by, so a
 ///   page-out does not see them, and elsewhere **the bytes are lost without an error**.
 /// - A child of fork(2) does not have it.

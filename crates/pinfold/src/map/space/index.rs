@@ -86,7 +86,7 @@ impl MapIndex {
 pub(super) fn there<T>(slot: &AtomicPtr<T>) -> Option<&T> {
     // Acquire: pairs with the release in `made_once`.
     let made = slot.load(Ordering::Acquire);
-    // SAFETY: null, or what `made_once` has leaked.
+    // SAFETY: null, or what lives for ever: `made_once` has leaked it, or it is a static.
     unsafe { made.as_ref() }
 }
 

@@ -454,14 +454,15 @@ impl File {
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
     /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
-    /// what is cached and the 64 KiB before the old end are still the same; if it counted so the
-    /// last time, too, that many bytes at each end as it has grown by, but at least 4 KiB. One that
-    /// was written to elsewhere, too, needs [`invalidate`](Self::invalidate), or the next
-    /// [`Cache::open`](crate::Cache::open). Of a source that the program implements, and of a block
-    /// device, only the length is known.
+    /// what is cached and the 64 KiB before the old end are still the same. Of a file of more than
+    /// 128 KiB that counted so the last time, too, as many bytes are compared at each end as it has
+    /// grown by, 4 to 64 KiB. A file that was written to elsewhere, too, needs
+    /// [`invalidate`](Self::invalidate), or the next [`Cache::open`](crate::Cache::open). Of a
+    /// source that the program implements, and of a block device, only the length is known.
     ///
     /// Cost: one system call, which looks at the path. After a change, two or three, and dropping;
-    /// if the file is longer, two reads of 4 to 64 KiB. Waits for no other reads.
+    /// 16 more if the times have changed and the length has not; if the file is longer, two reads
+    /// of 4 to 64 KiB. Waits for no other reads.
     ///
     /// ```
     /// # use pinfold::{Cache, Changed, Options};

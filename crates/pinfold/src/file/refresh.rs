@@ -144,7 +144,8 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         path: mapping.path.clone(),
         cause: std::sync::Arc::new(cause),
     };
-    let mut contents = mapping.backing.contents().map_err(length_error)?;
+    let ask = || mapping.backing.contents().map_err(length_error);
+    let mut contents = ask()?;
     let looks_written = |contents: &Option<Contents>| {
         let under = mapping.read_under();
         let differs = |(under, contents): (ReadUnder, &Contents)| !under.is(contents);
@@ -152,10 +153,11 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
             && contents.is_some_and(|it| it.len_bytes == *resizing)
     };
     // An append that is under way has changed the times, and is about to change the length.
-    let mut looks = if since == Since::Refreshed { APPEND_LOOKS } else { 0 };
-    while looks > 0 && looks_written(&contents) {
-        contents = mapping.backing.contents().map_err(length_error)?;
-        looks -= 1;
+    for _ in 0..if since == Since::Refreshed { APPEND_LOOKS } else { 0 } {
+        if !looks_written(&contents) {
+            break;
+        }
+        contents = ask()?;
     }
     let len_bytes = match &contents {
         Some(contents) => check_len(contents.len_bytes, &mapping.path)?,

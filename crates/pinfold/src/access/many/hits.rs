@@ -75,7 +75,7 @@ impl Handle {
         let shard = self.counters().shard();
         let mut first_pass = FirstPass::of(self, reads, |read| self.ask_for_bytes(read.offset));
         let mut at = 0;
-        // Ends: each turn but the last does a read.
+        // Ends: each turn is for one read at least.
         while let Some(read) = reads.get(at) {
             // Reads of one length in a row are counted together.
             let bytes = read.buf.len();
@@ -99,7 +99,7 @@ impl Handle {
                     (at, done) = (at + 1, done + 1);
                 }
                 RowEnd::NotDone => {
-                    // Which counts it.
+                    // It is counted there.
                     if !self.read_one(&mut reads[at]) {
                         left.push(at);
                     }
@@ -112,8 +112,9 @@ impl Handle {
         }
     }
 
-    /// Pass 2 of reads as long as that of `at`, which is moved on to what ended it. There is no
-    /// call in the loop, so that its values stay in registers. `BYTES`: their length, or 0.
+    /// Pass 2 of a row: reads as long as number `first`, from that on. Returns the number of what
+    /// ended it. There is no call in the loop, so that its values stay in registers. `BYTES`: their
+    /// length, or 0 for any.
     #[inline(never)]
     fn read_row<'a, const BYTES: usize>(
         &'a self,

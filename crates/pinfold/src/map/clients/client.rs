@@ -339,8 +339,8 @@ impl Client {
         })
     }
 
-    /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for these
-    /// pages are woken.
+    /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for what it
+    /// installs, or for the page that is asked for, are woken.
     fn install(
         &mut self,
         what: &'static str,
@@ -350,8 +350,8 @@ impl Client {
     ) -> ClientResult<FaultOutcome> {
         let PageAsked { region, page: wanted, .. } = asked;
         let (mut at, mut end) = (pages.start, pages.end);
-        // Ends: each turn installs pages, leaves some out, or makes the range smaller. Of pages that
-        // are there three turns at most meet one.
+        // Ends: each turn installs pages, leaves some out, or makes the range smaller. At most three
+        // meet a page that is there.
         while at < end {
             let range = region.addresses(&(at..end));
             match call(&self.uffd, range.clone()) {
@@ -525,8 +525,11 @@ mod tests {
     use super::super::tests::{Guest, MIB, bytes, snapshot};
     use super::*;
 
-    /// How many calls install page 5 of 2 to 10 if these are there already.
-    fn calls_beside(there: &[u64]) -> usize {
+    /// What becomes of a fault on page 5 if `call` installs pages of 2 to 10, and how many pages are
+    /// counted. `call` gets pages, and returns how many are installed.
+    fn installed(
+        call: impl Fn(Range<u64>) -> Result<u64, Errno>,
+    ) -> (Result<FaultOutcome, ()>, u64) {
         let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
         let clients = Clients::new(&file).unwrap();
         let guest = Guest::new(&clients, ClientMemory::Shared, 0);
@@ -534,17 +537,23 @@ mod tests {
         let mut client = Client::new(uffd, &[guest.mapping()], &Snapshot::new(&file)).unwrap();
         let region = client.regions.of_page(5).unwrap();
         let asked = PageAsked { region, page: 5, within: ANY };
-        let first = region.addresses(&(0..1)).start;
+        let page = |at: u64| (at - region.addresses(&(0..1)).start) >> PAGE_SHIFT;
+        let outcome = client.install("map shared pages", &asked, 2..11, |_, range| {
+            call(page(range.start)..page(range.end)).map(|pages| pages << PAGE_SHIFT)
+        });
+        (outcome.map_err(drop), client.uncounted)
+    }
+
+    /// How many calls install page 5 of 2 to 10 if these are there already.
+    fn calls_beside(there: &[u64]) -> usize {
         let (calls, got_it) = (Cell::new(0), Cell::new(there.contains(&5)));
-        let call = |_: &Foreign, range: Range<u64>| {
+        let (outcome, _) = installed(|pages| {
             calls.set(calls.get() + 1);
-            let pages = (range.start - first) >> PAGE_SHIFT..(range.end - first) >> PAGE_SHIFT;
             let new = pages.clone().take_while(|page| !there.contains(page)).count() as u64;
             got_it.set(got_it.get() || (pages.start..pages.start + new).contains(&5));
-            if new == 0 { Err(Errno::EXIST) } else { Ok(new << PAGE_SHIFT) }
-        };
-        let outcome = client.install("map shared pages", &asked, 2..11, call);
-        assert!(matches!(outcome, Ok(FaultOutcome::Done)) && got_it.get(), "{there:?}");
+            if new == 0 { Err(Errno::EXIST) } else { Ok(new) }
+        });
+        assert!(outcome == Ok(FaultOutcome::Done) && got_it.get(), "{there:?}");
         calls.get()
     }
 
@@ -559,23 +568,9 @@ mod tests {
         assert_eq!(calls_beside(&[2, 4, 6, 8, 10]), 3);
     }
 
-    /// What becomes of a fault on page 5, and how many pages are counted, if of pages 2 to 10 so
-    /// many are installed before this ends it.
+    /// [`installed`] if so many pages are installed before this ends it.
     fn ends_after(pages: u64, end: Errno) -> (Result<FaultOutcome, ()>, u64) {
-        let (_cache, file) = snapshot(16 * MIB, bytes(MIB));
-        let clients = Clients::new(&file).unwrap();
-        let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-        let uffd = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
-        let mut client = Client::new(uffd, &[guest.mapping()], &Snapshot::new(&file)).unwrap();
-        let region = client.regions.of_page(5).unwrap();
-        let asked = PageAsked { region, page: 5, within: ANY };
-        let begin = region.addresses(&(2..11));
-        let call = |_: &Foreign, range: Range<u64>| {
-            let is_first = range.start == begin.start && pages > 0;
-            if is_first { Ok(pages << PAGE_SHIFT) } else { Err(end) }
-        };
-        let outcome = client.install("map shared pages", &asked, 2..11, call);
-        (outcome.map_err(drop), client.uncounted)
+        installed(|asked| if asked.start == 2 && pages > 0 { Ok(pages) } else { Err(end) })
     }
 
     #[test]

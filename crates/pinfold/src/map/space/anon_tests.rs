@@ -291,8 +291,7 @@ impl Source for Hangs {
     }
 }
 
-#[test]
-fn while_a_page_out_hangs_the_map_can_be_used() {
+fn map_whose_swap_hangs() -> (Arc<Hangs>, Space, AnonMap) {
     let swap = Arc::new(Hangs::default());
     let options = Options {
         swap_source: Some(swap.clone()),
@@ -301,6 +300,12 @@ fn while_a_page_out_hangs_the_map_can_be_used() {
     };
     let space = Space::new(&Cache::new(options).unwrap(), 0).unwrap();
     let map = space.map_anon(MIB).unwrap();
+    (swap, space, map)
+}
+
+#[test]
+fn while_a_page_out_hangs_the_map_can_be_used() {
+    let (swap, _space, map) = map_whose_swap_hangs();
     store(&map, 0, 1);
     store(&map, PAGE, 2);
     std::thread::scope(|scope| {
@@ -322,15 +327,8 @@ fn while_a_page_out_hangs_the_map_can_be_used() {
 }
 
 #[test]
-fn a_read_that_fails_after_the_page_was_discarded_is_nobodys_error() {
-    let swap = Arc::new(Hangs::default());
-    let options = Options {
-        swap_source: Some(swap.clone()),
-        swap_bytes: MIB as u64,
-        ..Options::new(16 * MIB as u64)
-    };
-    let space = Space::new(&Cache::new(options).unwrap(), 0).unwrap();
-    let map = space.map_anon(MIB).unwrap();
+fn a_read_that_fails_after_its_page_was_discarded_fails_no_access() {
+    let (swap, _space, map) = map_whose_swap_hangs();
     store(&map, 0, 1);
     swap.change(|now| now.1 = true);
     assert_eq!(map.page_out(0..PAGE).unwrap(), PAGE);
@@ -348,7 +346,7 @@ fn a_read_that_fails_after_the_page_was_discarded_is_nobodys_error() {
 }
 
 #[test]
-fn what_is_written_late_is_no_other_files() {
+fn a_late_write_out_does_not_meet_the_file_that_has_the_number_now() {
     let (cache, _space, map) = map(16 * MIB, MIB, MIB);
     store(&map, 0, 1);
     let (memory, number) = map.memory_and_number();

@@ -573,7 +573,8 @@ impl Area {
             }
             n = end;
         }
-        // Whoever wants it looks again. What became of the read of its old bytes is nobody's concern.
+        // If the wanted page was forgotten meanwhile, a failed read of its old bytes is no error: the
+        // access looks again.
         let is_forgotten = !is_wanted(0);
         let mut gone = RunFrames::new();
         for n in (0..coming.len()).filter(|&n| !landed[n] && is_wanted(n)) {

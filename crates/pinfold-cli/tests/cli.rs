@@ -169,8 +169,15 @@ fn bench_read_refuses_what_makes_no_sense() {
 
 /// The engines of this build.
 fn get_engines() -> BTreeSet<String> {
-    let ours =
-        ["empty", "memcpy", "pinfold-borrow", "pinfold-borrow-2M", "pinfold-get", "pinfold-cas"];
+    let ours = [
+        "empty",
+        "memcpy",
+        "memcpy-add",
+        "pinfold-borrow",
+        "pinfold-borrow-2M",
+        "pinfold-get",
+        "pinfold-cas",
+    ];
     let peers = ["moka", "quick_cache", "foyer", "hyperclock"];
     let there = ours.iter().chain(peers.iter().filter(|_| cfg!(feature = "peers")));
     there.map(|&name| name.to_owned()).collect()
@@ -185,7 +192,7 @@ fn bench_get_gives_a_row_for_everything() {
     assert_eq!(result["params"]["skew"], 0.9);
     assert_eq!(engines_of(&result, "ops_per_s"), get_engines());
     let left_out = result["params"]["not_in_this_build"].as_array().unwrap().len();
-    assert_eq!(left_out + get_engines().len(), 6 + 4);
+    assert_eq!(left_out + get_engines().len(), 7 + 4);
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * 2 * get_engines().len());
     let keys = BTreeSet::from([
@@ -244,7 +251,7 @@ fn bench_get_refuses_what_makes_no_sense() {
     refused(&["--dir", "/no/such/dir"], "cannot use the directory /no/such/dir");
     refused(
         &["--only", "lru"],
-        "--only lru: no such engine; there are empty, memcpy, pinfold-borrow",
+        "--only lru: no such engine; there are empty, memcpy, memcpy-add, pinfold-borrow",
     );
     if !cfg!(feature = "peers") {
         refused(&["--only", "moka"], "--only moka: not in this build; try `cargo run --release");

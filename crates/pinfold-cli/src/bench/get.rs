@@ -27,8 +27,9 @@ const CASES: [&str; 2] = ["same-page", "zipf"];
 /// Blocks that each worker of the zipf case draws beforehand and then reads again and again: 4 MiB,
 /// read in order.
 const DRAWS: usize = 1 << 20;
-const RATIOS: [(&str, &str); 3] = [
+const RATIOS: [(&str, &str); 4] = [
     ("memcpy", "pinfold-borrow"),
+    ("memcpy-add", "pinfold-get"),
     ("pinfold-borrow", "pinfold-get"),
     ("pinfold-get", "pinfold-cas"),
 ];
@@ -47,6 +48,8 @@ Cases:
 Engines:
   empty           no page at all: the cost of the loop, which all others include
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
+  memcpy-add      the same beside one atomic addition and one subtraction, to a cache line of the
+                  page's own: the limit of a counted reference
   pinfold-borrow  the cache; the page is announced in the worker's own slot, and nothing shared is
                   written
   pinfold-borrow-2M

@@ -9,10 +9,11 @@
 //! and in the zipf case four bytes of an array drawn beforehand, read in order) is shown as an
 //! engine of its own, `empty`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use memmap2::{Advice, Mmap, MmapMut};
+use memmap2::{Advice, Mmap, MmapMut, MmapRaw};
 use pinfold::{Cache, Hint, Options, Reference};
 #[cfg(feature = "peers")]
 use pinfold_peers::{Foyer, HyperClock, Moka, Peer, QuickCache};
@@ -27,9 +28,16 @@ pub const PAGE_BYTES: usize = 4096;
 pub const BLOCK_BYTES: usize = 64;
 const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
 
-/// Engines of this workspace: the loop itself and the limit first.
-pub const OURS: [&str; 6] =
-    ["empty", "memcpy", "pinfold-borrow", "pinfold-borrow-2M", "pinfold-get", "pinfold-cas"];
+/// Engines of this workspace: the loop itself and the limits first.
+pub const OURS: [&str; 7] = [
+    "empty",
+    "memcpy",
+    "memcpy-add",
+    "pinfold-borrow",
+    "pinfold-borrow-2M",
+    "pinfold-get",
+    "pinfold-cas",
+];
 /// Other caches.
 pub const PEERS: [&str; 4] = ["moka", "quick_cache", "foyer", "hyperclock"];
 
@@ -114,6 +122,59 @@ impl Pages for Copied<'_> {
     }
 }
 
+/// A cache line, of which the first word is a page's count.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Line([AtomicU64; 8]);
+
+/// A bare copy beside the least that a counted guard does: an addition and a subtraction.
+struct CopiedBesideCount<'a>(Copied<'a>, &'a [Line]);
+
+impl CopiedBesideCount<'_> {
+    #[inline(always)]
+    fn counted<R>(&self, page: u64, read: impl FnOnce(&Copied) -> R) -> R {
+        let count = &self.1[page as usize].0[0];
+        // A guard's orderings. Nobody is their partner: these pages are never freed.
+        count.fetch_add(1, Ordering::Acquire);
+        let read = read(&self.0);
+        count.fetch_sub(1, Ordering::Release);
+        read
+    }
+}
+
+impl Pages for CopiedBesideCount<'_> {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.counted(page, |pages| pages.with(page, read))
+    }
+
+    #[inline(always)]
+    fn copy(&self, page: u64, at: usize, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
+        self.counted(page, |pages| pages.copy(page, at, block))
+    }
+}
+
+/// Memory for the counts of as many pages, in a mapping that is all zeros.
+#[derive(Debug)]
+pub struct Counts(MmapRaw);
+
+impl Counts {
+    fn of(pages: usize) -> Result<Self> {
+        Ok(Counts(in_huge_pages((1 + pages) * size_of::<Line>())?.into()))
+    }
+
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping starts at a page")]
+    fn lines(&self) -> &[Line] {
+        let (start, bytes) = (self.0.as_mut_ptr().cast::<Line>(), self.0.len());
+        // SAFETY: the mapping is page aligned, has so many bytes, and lives as long as `self`;
+        // everybody uses it by atomics alone, for which every bit pattern is valid.
+        let lines = unsafe { std::slice::from_raw_parts(start, bytes / size_of::<Line>()) };
+        // The first is left out: the first page's bytes begin a huge page, too, and of two lines
+        // whose addresses differ in their upper bits alone, some processors find one at a time.
+        &lines[1..]
+    }
+}
+
 struct Counted(pinfold::File);
 
 impl Pages for Counted {
@@ -158,6 +219,8 @@ pub enum Opened {
     Empty,
     /// A copy of the file in private memory.
     Memcpy(MmapMut),
+    /// The same, and a count for each page.
+    MemcpyAdd(MmapMut, Counts),
     /// The cache, every worker on a handle of its own; the page announced in the worker's own slot.
     Borrow(Cache, pinfold::File),
     /// The same, with a counted reference for each page.
@@ -191,6 +254,10 @@ impl Opened {
         Ok(match engine {
             "empty" => Opened::Empty,
             "memcpy" => Opened::Memcpy(copy_of(origin.bytes)?),
+            "memcpy-add" => {
+                let counts = Counts::of(origin.bytes.len() / PAGE_BYTES)?;
+                Opened::MemcpyAdd(copy_of(origin.bytes)?, counts)
+            }
             "pinfold-borrow" => cached(origin, Hint::Random, Reference::Add, Opened::Borrow)?,
             "pinfold-borrow-2M" => {
                 cached(origin, Hint::Sequential, Reference::Add, Opened::Borrow)?
@@ -213,6 +280,9 @@ impl Opened {
         match self {
             Opened::Empty => visit.visit(&Nothing),
             Opened::Memcpy(copy) => visit.visit(&Copied(copy)),
+            Opened::MemcpyAdd(copy, counts) => {
+                visit.visit(&CopiedBesideCount(Copied(copy), counts.lines()))
+            }
             Opened::Borrow(cache, file) => {
                 visit.visit(&Borrowed { file: file.clone(), reader: cache.reader()? })
             }
@@ -251,7 +321,7 @@ impl Opened {
     pub fn misses(&self) -> Option<u64> {
         match self {
             Opened::Borrow(cache, _) | Opened::Get(cache, _) => Some(cache.stats().misses),
-            Opened::Empty | Opened::Memcpy(_) => None,
+            Opened::Empty | Opened::Memcpy(_) | Opened::MemcpyAdd(..) => None,
             #[cfg(feature = "peers")]
             Opened::Moka(_) | Opened::QuickCache(_) | Opened::Foyer(_) | Opened::HyperClock(_) => {
                 None
@@ -261,12 +331,17 @@ impl Opened {
 }
 
 fn copy_of(bytes: &[u8]) -> Result<MmapMut> {
-    let mut copy = MmapMut::map_anon(bytes.len()).context("no memory for a copy of the file")?;
-    // The cache asks for huge pages too. Where there are none, the refusal of the advice does no
-    // harm.
-    let _ = copy.advise(Advice::HugePage);
+    let mut copy = in_huge_pages(bytes.len())?;
     copy.copy_from_slice(bytes);
     Ok(copy)
+}
+
+fn in_huge_pages(bytes: usize) -> Result<MmapMut> {
+    let memory = MmapMut::map_anon(bytes).context("no memory for a copy of the file")?;
+    // The cache asks for huge pages too. Where there are none, the refusal of the advice does no
+    // harm.
+    let _ = memory.advise(Advice::HugePage);
+    Ok(memory)
 }
 
 /// A cache that has the file in memory: in folios of one page, or with `Hint::Sequential` of many.

@@ -32,7 +32,7 @@ type Medians = BTreeMap<String, Vec<f64>>;
 /// # Errors
 /// If one cannot be built or run, or if they have no row in common.
 pub(crate) fn run(sh: &Shell, args: &CompareArgs) -> Result<()> {
-    let programs = [build_earlier(sh, &args.commit)?, build_this(sh)?];
+    let programs = [build_earlier(sh, &args.commit)?, build_this(sh, "bench", "target/compare")?];
     let mut medians = [Medians::new(), Medians::new()];
     for round in 0..args.rounds {
         // Whoever goes first finds another machine than whoever goes second.
@@ -62,11 +62,11 @@ pub(crate) fn run(sh: &Shell, args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
-/// This tree's program, where no later build replaces it.
-fn build_this(sh: &Shell) -> Result<PathBuf> {
-    cmd!(sh, "cargo build --quiet --release -p pinfold-cli --features bench").run()?;
-    let kept = sh.current_dir().join("target/compare/after");
-    sh.create_dir("target/compare")?;
+/// This tree's program with a feature, copied to a folder where no later build replaces it.
+pub(crate) fn build_this(sh: &Shell, feature: &str, folder: &str) -> Result<PathBuf> {
+    cmd!(sh, "cargo build --quiet --release -p pinfold-cli --features {feature}").run()?;
+    let kept = sh.current_dir().join(folder).join("pinfold");
+    sh.create_dir(folder)?;
     sh.copy_file("target/release/pinfold", &kept)?;
     Ok(kept)
 }
@@ -144,7 +144,7 @@ fn lines(before: &Medians, after: &Medians) -> Vec<String> {
     .collect()
 }
 
-fn median(of: &[f64]) -> f64 {
+pub(crate) fn median(of: &[f64]) -> f64 {
     let mut sorted = of.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -156,7 +156,7 @@ fn median(of: &[f64]) -> f64 {
 }
 
 /// Three digits and a prefix.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let (scale, prefix) = match value.abs() {
         v if v >= 1e9 => (1e9, " G"),
         v if v >= 1e6 => (1e6, " M"),

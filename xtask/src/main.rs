@@ -3,6 +3,7 @@
 mod aarch64;
 mod compare;
 mod fresh;
+mod limits;
 mod modules;
 mod mutants;
 mod packages;
@@ -31,6 +32,7 @@ enum Command {
     /// Run README's commands in a new, bare Debian 12; needs root
     Fresh(fresh::FreshArgs),
     Compare(compare::CompareArgs),
+    Limits(limits::LimitsArgs),
     /// Count instructions and cache lines of a pin, by folio and page by page; needs valgrind
     PinCounts,
 }
@@ -46,6 +48,7 @@ fn main() -> Result<()> {
         Command::Mutants(args) => mutants::run(&sh.current_dir(), &args),
         Command::Fresh(args) => fresh::run(&sh, &args),
         Command::Compare(args) => compare::run(&sh, &args),
+        Command::Limits(args) => limits::run(&sh, &args),
         Command::PinCounts => pin_counts::run(&sh),
     }
 }
@@ -55,6 +58,7 @@ impl Command {
     fn needs(&self) -> Vec<Need> {
         match self {
             Command::Test(args) => args.needs(),
+            Command::Limits(args) => args.needs(),
             // `fresh` brings its own, once it knows that it may.
             Command::Compare(_) | Command::Fresh(_) | Command::Modules(_) | Command::Mutants(_) => {
                 vec![]

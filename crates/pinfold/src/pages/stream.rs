@@ -141,6 +141,8 @@ pub(crate) struct Stream {
 #[derive(Debug)]
 struct StreamState {
     hint: Option<Hint>,
+    /// Whether faults miss.
+    is_map: bool,
     /// See [`PER_PAGE`]. Without what the runs have read ahead.
     credit: i64,
     runs: [ReadRun; RUNS],
@@ -215,6 +217,7 @@ impl Stream {
     pub(crate) fn new(window_max_bytes: usize) -> Self {
         let state = StreamState {
             hint: None,
+            is_map: false,
             credit: CREDIT_FIRST,
             runs: [ReadRun::NONE; RUNS],
             last: 0,
@@ -335,6 +338,10 @@ impl Stream {
         }
         run.takes(window, self.window_max_pages);
         let ahead_end = folio.end + (WINDOWS_AHEAD + 1) * u64::from(window);
+        // A part of a window would have a mark, at which another part is read, and so on. But of
+        // large folios little is known of what calls read (`frames/uses.rs`).
+        let part = if state.is_map { ahead_end % u64::from(window) } else { 0 };
+        let ahead_end = ahead_end - part;
         run.next = ahead_end.min(file_end).max(folio.end).max(run.next);
         // No mark comes after that of the file's last piece.
         let is_last = run.next == file_end && folio.start + u64::from(window) >= file_end;
@@ -363,6 +370,7 @@ impl Stream {
     #[cfg(any(feature = "map", test))]
     pub(crate) fn on_fault(&self, page: u64, end: u64, (_, unread): OfHandle<'_>) -> bool {
         let mut state = self.state.lock();
+        state.is_map = true;
         let goes_on = |state: &StreamState| {
             let found = state.run_at(|run| (run.seen..=run.next).contains(&page));
             found.or_else(|| self.run_before(state, page, unread)).is_some()

@@ -353,11 +353,9 @@ fn pieces_of_all(handles: usize) -> usize {
 fn handles_that_read_for_each_other_have_large_windows() {
     let pieces = [1, 2, 4, 8].map(pieces_of_all);
     let alone = mutant::with(Some(Mutant::OthersEndRun), || [1, 2, 4, 8].map(pieces_of_all));
-    assert!(pieces[1..].iter().all(|all| *all < 2 * pieces[0]), "{pieces:?} {alone:?}");
-    assert!(
-        alone[1..].iter().all(|all| *all > 2 * pieces[0]),
-        "the mutant does nothing: {alone:?}"
-    );
+    assert!(pieces[0] < 100, "parts of windows lead to more of them: {pieces:?}");
+    let pairs = || pieces.into_iter().zip(alone).skip(1);
+    assert!(pairs().all(|(all, alone)| 3 * all < alone), "{pieces:?} {alone:?}");
 }
 
 /// Somebody else uses parts of the file all the time. A page before each and one behind it are no

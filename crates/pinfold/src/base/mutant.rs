@@ -112,6 +112,10 @@ mutants! {
     CompactHollow,
     /// A folio moves to the arena, and its pages stay in the mirror.
     MoveKeepsPages,
+    /// A folio whose pages are a huge page is split.
+    SplitsHuge,
+    /// A folio that moves to other hollow frames is not known to have a huge page any more.
+    MoveForgetsHuge,
     /// What a mapped access has brought is kept though it has left its file meanwhile.
     RecentUnchecked,
     /// Bytes get into the mirror by write(2).

@@ -83,6 +83,8 @@ bitflags! {
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;
+        /// A hollow folio whose pages may be one huge page : it is not split.
+        const HUGE = 1 << 6;
     }
 }
 

@@ -27,9 +27,10 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::frames::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::index::FolioAt;
-use crate::map::lent;
+use crate::map::{around, lent};
 use crate::mapped::load::Bringing;
 use crate::mapped::mirror::{Mirror, PlaceClaim, Shown};
+use crate::mapped::pieces::Piece;
 use crate::mapped::task::Waiter;
 use crate::pages::core::{Core, Held};
 use crate::pages::fill;
@@ -370,9 +371,33 @@ unsafe fn lend_together<'a>(
         }
     }
     freeze::let_go(core, &gone);
+    if has_room && shown.is_some() && identity.order == Order::MAX {
+        make_huge(handle, mirror, identity.index);
+    }
     match failed {
         Some(cause) if copied == 0 => Err(mirror.refused(PUT, cause)),
         _ => Ok(Lent::Done),
+    }
+}
+
+/// Makes the folio of 2 MiB before `page` a huge page of the mirror, where memory is plenty: that
+/// one is copied to. Not before maps have used all of it, as far as samples tell; afterwards these
+/// tell nothing. Nor while it is to be seen whether it is mapped again.
+fn make_huge(handle: &Handle, mirror: &Mirror, page: u64) {
+    let (core, id) = (&*handle.core, handle.mapping.id);
+    let first = page.checked_sub(Order::MAX.frames().into());
+    let Some(held) = first.and_then(|first| up_to_date(handle, first)) else { return };
+    let (frame, pages) = (held.frame(), place_of(&held));
+    let is_whole = frame.is_hollow() && frame.file_bytes() == Order::MAX.bytes();
+    let is_used = || mirror.shown.unaccessed(&[(pages.clone(), pages.clone())]) == 0;
+    let waits = || core.mapped.pieces.lock().has(&Piece::of(id, pages.start));
+    if !is_whole || !around::is_room(core) || waits() || !is_used() {
+        return;
+    }
+    let Some(_copy) = Spare::at_once(core, Order::MAX) else { return };
+    // With the reference, so that it is split before or never.
+    if !frame.set_flags(Flags::HUGE).contains(Flags::HUGE) {
+        mirror.make_huge(pages.start);
     }
 }
 
@@ -487,7 +512,7 @@ pub(super) fn make_smaller(
         drop(changing);
         match split {
             Ok(Ok(woken)) => drop(woken),
-            Ok(Err(InUse::NotClean)) => {}
+            Ok(Err(InUse::NotClean | InUse::Huge)) => {}
             Ok(Err(InUse::Busy | InUse::Pinned | InUse::Borrowed)) => {
                 freeze::drop_clean(core, mapping, pages);
             }
@@ -503,5 +528,7 @@ pub(super) fn make_smaller(
     }
 }
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod huge_tests;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

@@ -121,8 +121,8 @@ impl AsFd for Uffd {
 /// - It is registered, so that an access to a missing page asks, and a store to a protected one of
 ///   private memory.
 /// - A child, which has no userfaultfd, does not have it.
-/// - The kernel makes no huge pages of it. It would fill holes with zeros, be left with zeros where
-///   a hole is punched into one, or have more pages than were brought.
+/// - The kernel makes no huge pages of it by itself. It would fill holes with zeros, be left with
+///   zeros where a hole is punched into one, or have more pages than were brought.
 ///
 /// # Safety
 /// The addresses are reserved by the caller, and nobody uses them.

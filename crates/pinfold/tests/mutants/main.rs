@@ -109,6 +109,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("recent-unchecked", "it was not tried; the models see it"),
     ("copy-by-write", "nothing here is swapped out; the tests of `mirror` see it"),
     ("joins-over-others", "it was not tried; the tests of `mirror` see it"),
+    ("splits-huge", "no cache here has folios of 2 MiB; the tests of `lend` see it"),
+    ("move-forgets-huge", "as `splits-huge`"),
     ("mapped-again-forgotten", "nothing is wrong; the tests of `reclaim` see it"),
     ("holds-nothing", "the stress holds nothing of maps; the tests of `space` see it"),
     ("map-beyond-mirror", "a file is seldom cut just then; the tests of `space` see it"),

@@ -10,7 +10,8 @@
 //! 3. otherwise give back the reference; under the `change` mutex, for whatever folio has the page
 //!    by then: split it, move the page to memory for what stays, if any, and take a reference;
 //! 4. if others use it for a moment: let them go on, and do 3 again, a few times;
-//! 5. at last, or if pinned, borrowed, or without memory for the index: granted beyond the limit.
+//! 5. drop it, if it cannot be split ([`Flags::HUGE`]), to look the page up again;
+//! 6. at last, or if pinned, borrowed, or without memory for the index: granted beyond the limit.
 
 use crate::access::found::MayWait;
 use crate::base::mutant::{self, Mutant};
@@ -122,6 +123,12 @@ fn split<'a>(
                         woken.add(moved);
                         old
                     });
+                }
+                // Nobody uses it: the page is read anew.
+                Ok(Err(InUse::Huge)) => {
+                    drop(changing);
+                    freeze::drop_clean(core, mapping, page..page + 1);
+                    return Ok(None);
                 }
                 Ok(Err(InUse::Busy)) if left > 0 && wait == MayWait::Yes => {
                     drop(changing);

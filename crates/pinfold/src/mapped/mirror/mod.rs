@@ -51,12 +51,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::base::limits::check_file_end;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Condvar, Mutex, between_steps};
 use crate::error::{Cause, Error, Result};
-use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapped::reserved::{GRANULE_BYTES, Reservation};
 use crate::mapped::uffd::{Uffd, copy};
 use samples::{Sample, samples};
 pub(crate) use shown::{Showings, Shown};
@@ -303,6 +305,24 @@ impl Mirror {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punched = rustix::io::retry_on_intr(|| fallocate(&self.fd, flags, at, bytes));
         assert!(punched.is_ok(), "no hole of {bytes} bytes at {at} in a mirror: {punched:?}");
+    }
+
+    /// Makes the pages of a largest folio, all of which are there, one huge page, whose pages are
+    /// mapped by one fault. They are there all the time; page tables lose them. Best effort.
+    ///
+    /// From now on they leave together alone: of a hole in a huge page, the kernel may show zeros.
+    /// So what is mapped otherwise is not to become one by itself ([`install`](super::uffd)).
+    pub(crate) fn make_huge(&self, first: u64) {
+        let Ok(at) = Reservation::new(GRANULE_BYTES) else { return };
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        let (start, access, offset) = (at.start.cast(), ProtFlags::empty(), first << PAGE_SHIFT);
+        // At once, where the kernel would take them out one by one.
+        self.shown.unmap(&(first..first + u64::from(Order::MAX.frames())));
+        // SAFETY: reserved by this call, and given to nobody. A child cannot access it.
+        if unsafe { mmap(start, GRANULE_BYTES, access, flags, &self.fd, offset) }.is_ok() {
+            // SAFETY: as above; no byte changes.
+            unsafe { libc::madvise(start, GRANULE_BYTES, libc::MADV_COLLAPSE) };
+        }
     }
 
     /// How many bytes of it are there. Feature `testing`.

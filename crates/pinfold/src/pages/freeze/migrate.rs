@@ -65,7 +65,9 @@ pub(crate) fn move_frozen(
     if old.is_hollow() && !new.is_hollow() {
         new.set_uses(old.uses()); // maps may have read any of it
     }
-    new.set_flags(old.flags() & Flags::READAHEAD);
+    let stays_outside = new.is_hollow() && !mutant::on(Mutant::MoveForgetsHuge);
+    let of_place = if stays_outside { Flags::HUGE } else { Flags::empty() };
+    new.set_flags(old.flags() & (Flags::READAHEAD | of_place));
     new.set_identity(identity);
     new.set_file_bytes(old.file_bytes());
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);

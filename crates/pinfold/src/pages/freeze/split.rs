@@ -10,7 +10,7 @@
 //!
 //! The caller wakes the futures that met a piece meanwhile when it has released the mutex.
 
-use super::users::{InUse, freeze_alone};
+use super::users::{InUse, freeze_alone, thaw};
 use crate::base::counters::Event;
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait::Woken;
@@ -37,6 +37,11 @@ pub(crate) fn split(
     }
     if let Err(why) = freeze_alone(core, folio.frame) {
         return Ok(Err(why));
+    }
+    // Asked now that nobody has a reference, with which it becomes one.
+    if head.flags().contains(Flags::HUGE) && !mutant::on(Mutant::SplitsHuge) {
+        thaw(head);
+        return Ok(Err(InUse::Huge));
     }
     let pieces = 1 << (folio.order - u32::from(order.get()));
     let piece = |n: u32| folio.frame.after(n * order.frames());

@@ -28,12 +28,14 @@ pub(crate) enum InUse {
     /// By a reader, who has announced it.
     Borrowed,
     NotClean,
+    /// It does not become smaller: see [`Flags::HUGE`].
+    Huge,
 }
 
 impl InUse {
     pub(crate) fn answer(self) -> Answer {
         match self {
-            InUse::Busy | InUse::Borrowed | InUse::NotClean => Answer::Busy,
+            InUse::Busy | InUse::Borrowed | InUse::NotClean | InUse::Huge => Answer::Busy,
             InUse::Pinned => Answer::Pinned,
         }
     }

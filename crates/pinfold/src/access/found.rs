@@ -6,16 +6,15 @@
 //!
 //! 1. look the page up in the index, which returns a hint, right or wrong;
 //! 2. load the folio's version, acquire; odd: not up to date, or being changed;
-//! 3. load its identity and its length; a mismatch: another folio has the frame by now, or the file
-//!    ends before the page.
+//! 3. load where it begins, the file's number included, and its length; the page is not in that:
+//!    another folio has the frame by now, or the file ends before the page.
 //!
 //! Then the caller copies, announces, counts or pins, and validates the version. All of it is
 //! inlined into the program's own loops: every instruction here delays the reads that follow.
 
 use crate::base::counters::Event;
-use crate::base::mutant::{self, Mutant};
 use crate::error::Result;
-use crate::frames::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::frames::{Flags, Frame, FrameNumber, Global, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::pages::core::Held;
 use crate::pages::fill;
 use crate::pages::handle::Handle;
@@ -28,6 +27,8 @@ pub(crate) struct Found<'a> {
     /// Of the folio's first byte.
     pub(crate) from: *mut u8,
     pub(crate) stamp: Stamp,
+    /// The wanted byte.
+    pub(crate) byte: Global,
     /// Of the wanted byte, in the folio.
     pub(crate) at: u64,
     /// The folio's length, as the [`Want`] has it.
@@ -36,11 +37,11 @@ pub(crate) struct Found<'a> {
 
 /// What a way in needs of a folio, and how a failure is counted.
 pub(crate) trait Want: Copy {
-    /// The mapping, the offset in the file at which the folio begins, and the folio's length.
+    /// Where the folio begins, and its length.
     #[inline(always)]
-    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
-        let (mapping, start, span) = frame.readable();
-        (mapping, start, span.into())
+    fn readable(self, frame: &Frame) -> (Global, u64) {
+        let (start, span) = frame.readable();
+        (start, span.into())
     }
 
     /// From byte `at` of a folio on, within `span`.
@@ -81,9 +82,9 @@ pub(crate) struct HoldablePage;
 
 impl Want for HoldablePage {
     #[inline(always)]
-    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
-        let (mapping, start, span) = frame.holdable();
-        (mapping, start, span.into())
+    fn readable(self, frame: &Frame) -> (Global, u64) {
+        let (start, span) = frame.holdable();
+        (start, span.into())
     }
 }
 
@@ -93,9 +94,8 @@ pub(crate) struct PageOfFolio;
 
 impl Want for PageOfFolio {
     #[inline(always)]
-    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
-        let (mapping, start, _) = frame.readable();
-        (mapping, start, frame.order().bytes() as u64)
+    fn readable(self, frame: &Frame) -> (Global, u64) {
+        (frame.start(), frame.order().bytes() as u64)
     }
 }
 
@@ -130,26 +130,24 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
         // Step 1, and the others.
-        self.look(self.hint(page), page << PAGE_SHIFT, want)
+        let (head, there) = self.there(page);
+        self.look_there(head, there, self.global(page << PAGE_SHIFT), want)
     }
 
     #[inline(always)]
     pub(crate) fn found_at<W: Want>(&self, offset: u64, want: W) -> Option<Found<'_>> {
-        self.look(self.hint_of_byte(offset), offset, want)
+        let (head, there) = self.there_of_byte(offset);
+        self.look_there(head, there, self.global(offset), want)
     }
 
-    #[inline(always)]
+    /// Steps 2 and 3 of a folio that the caller holds, and that has had the byte.
     pub(crate) fn look<W: Want>(
         &self,
         head: FrameNumber,
         offset: u64,
         want: W,
     ) -> Option<Found<'_>> {
-        let Some(both) = self.window.try_both(head) else {
-            want.absent::<{ Event::Absent as usize }>(self);
-            return None;
-        };
-        self.look_there(head, both, offset, want)
+        self.look_there(head, self.window.both(head), Global::of(self.id, offset), want)
     }
 
     /// Steps 2 and 3, with an entry and its first byte.
@@ -158,26 +156,26 @@ impl Handle {
         &'a self,
         head: FrameNumber,
         (frame, from): (&'a Frame, *mut u8),
-        offset: u64,
+        byte: Global,
         want: W,
     ) -> Option<Found<'a>> {
         // Step 2.
         let Some(stamp) = frame.read_begin() else {
-            want.absent::<{ Event::Changing as usize }>(self);
+            if self.is_nothing(frame) {
+                want.absent::<{ Event::Absent as usize }>(self);
+            } else {
+                want.absent::<{ Event::Changing as usize }>(self);
+            }
             return None;
         };
         // Step 3.
-        let (id, start, span) = want.readable(frame);
-        let at = offset.wrapping_sub(start);
-        if id != self.id && !mutant::on(Mutant::AnyIdentity) {
-            want.absent::<{ Event::Identity as usize }>(self);
-            return None;
-        }
+        let (start, span) = want.readable(frame);
+        let at = byte.from(start);
         if !want.fits(at, span) {
             want.misfit(self, frame, at);
             return None;
         }
-        Some(Found { frame, head, from, stamp, at, span })
+        Some(Found { frame, head, from, stamp, byte, at, span })
     }
 
     /// Calls `done` with a reference to the folio that has `page` and was up to date, until it

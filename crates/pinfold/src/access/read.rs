@@ -19,12 +19,12 @@
 use std::num::NonZero;
 
 use crate::access::found::{Found, MayWait, ReadaheadMark, Want, filled};
-use crate::base::counters::Event;
+use crate::base::counters::{Event, Shard};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::frames::{
-    Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, predicted,
+    Flags, Frame, Global, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, predicted,
 };
 use crate::pages::core::Held;
 use crate::pages::fill;
@@ -76,13 +76,14 @@ impl Handle {
             self.counters().count(Event::EmptyRead);
             return false;
         };
-        self.counters().shard().count_reads(bytes, 1);
-        self.short(buf, offset)
+        let shard = self.counters().shard();
+        shard.count_reads(bytes, 1);
+        self.short(buf, offset, shard)
     }
 
     /// On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
-    pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
+    pub(crate) fn short(&self, buf: &mut [u8], offset: u64, shard: &Shard) -> bool {
         if buf.len() > self.short_max_bytes as usize {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
@@ -92,26 +93,21 @@ impl Handle {
         let Some(found) = found else { return false };
         let from = found.from;
         let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
-        self.copy_found(found, from, buf)
+        self.copy_found(found, from, buf, shard)
     }
 
     /// Steps 4 and 5. At `from` is byte `found.at` of the folio.
     #[inline(always)]
-    pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
+    fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8], shard: &Shard) -> bool {
         // SAFETY: the buffer's own length.
         if !unsafe { copied(&found, from, buf.as_mut_ptr(), buf.len()) } {
             not_shortly::<{ Event::Changed as usize }>(self);
             return false;
         }
         if !found.frame.is_used_most() {
-            self.note_found(found, buf.len());
+            found.frame.note_read(shard, found.byte, found.at as usize, buf.len());
         }
         true
-    }
-
-    #[inline(always)]
-    pub(crate) fn note_found(&self, found: Found<'_>, bytes: usize) {
-        note_use(self, found.frame, found.head, (found.at as usize, bytes));
     }
 
     /// With `counted`, a folio that is present counts as a hit.
@@ -181,7 +177,8 @@ impl Handle {
         let at = (offset - held.offset()) as usize;
         let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
         if !held.frame().is_used_most() {
-            note_use(self, held.frame(), held.head(), (at, bytes));
+            let first = Global::of(self.id, offset);
+            held.frame().note_read(self.counters().shard(), first, at, bytes);
         }
         // SAFETY: inside the folio, whose bytes never change under the reference; `buf` is the
         // caller's.
@@ -190,16 +187,6 @@ impl Handle {
             copy_still(buf.as_mut_ptr(), from, bytes);
         }
         bytes
-    }
-}
-
-/// Unless the thread read these pages last.
-#[inline(always)]
-fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
-    // At least a byte, or nothing was read.
-    let pages = (at >> PAGE_SHIFT) as u16..=((at + bytes.max(1) - 1) >> PAGE_SHIFT) as u16;
-    if let Some(came) = handle.counters().shard().comes_to(head.0, pages) {
-        frame.note_use(came, at, bytes);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::num::NonZero;
-use std::ops::RangeInclusive;
 // Not from `crate::base::sync`: no protocol depends on a counter.
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,15 +51,15 @@ const EVENTS: usize = Event::Migration as usize + 1;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    /// The head that this thread read last, and the first and last page in its folio: reading on is
-    /// no further use.
+    /// The byte that this thread read last, among all files' (`frames::Global`): reading on is no
+    /// further use.
     last: AtomicU64,
     reads: [AtomicU64; READ_SIZE_BUCKETS],
     events: [AtomicU64; EVENTS],
 }
 
 impl Shard {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Shard {
             last: AtomicU64::new(u64::MAX),
             reads: [const { AtomicU64::new(0) }; READ_SIZE_BUCKETS],
@@ -73,18 +72,31 @@ impl Shard {
         add(&self.reads[(bytes.ilog2() as usize).min(READ_SIZE_BUCKETS - 1)], n);
     }
 
-    /// Whether the thread comes to the folio of `head` from another one. `None` if what it read
-    /// last were these very pages of it, numbered from the folio's first.
-    #[inline(always)]
-    pub(crate) fn comes_to(&self, head: u32, pages: RangeInclusive<u16>) -> Option<bool> {
-        let now = u64::from(head) << 32 | u64::from(*pages.start()) << 16 | u64::from(*pages.end());
-        // Relaxed, both: it orders nothing. A wrong answer changes a use count by one.
-        let last = self.last.load(Ordering::Relaxed);
-        if last == now {
-            return None;
+    /// Exact for events that must balance: starts and ends of fills and pins.
+    #[inline]
+    pub(crate) fn add(&self, event: Event, n: u64) {
+        let counter = &self.events[event as usize];
+        let balances = matches!(
+            event,
+            Event::FillStarted | Event::FillEnded | Event::PinnedPages | Event::UnpinnedPages
+        );
+        if balances {
+            // Relaxed: as in `add`.
+            counter.fetch_add(n, Ordering::Relaxed);
+        } else {
+            add(counter, n);
         }
-        self.last.store(now, Ordering::Relaxed);
-        Some(last >> 32 != u64::from(head))
+    }
+
+    /// The byte that the thread read last.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> u64 {
+        // Relaxed, as the store: it orders nothing. A wrong answer changes a use count by one.
+        self.last.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_last(&self, byte: u64) {
+        self.last.store(byte, Ordering::Relaxed);
     }
 }
 
@@ -108,13 +120,14 @@ impl Counters {
 
     #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
-        let at = SHARD_AT.get();
-        if at >= size_of_val(&self.shards) {
+        let shards = self.shards.as_ptr();
+        // One instruction adds and says whether there is a shard: no address plus `usize::MAX` fits.
+        let (address, none) = shards.addr().overflowing_add(SHARD_AT.get());
+        if none {
             return &self.shards[take_seat()];
         }
-        let shard = self.shards.as_ptr().wrapping_byte_add(at);
         // SAFETY: within the shards, and a multiple of a shard's size: see `SHARD_AT`.
-        unsafe { &*shard }
+        unsafe { &*shards.with_addr(address) }
     }
 
     pub(crate) fn count_numbered<const EVENT: usize>(&self) {
@@ -126,20 +139,9 @@ impl Counters {
         self.add(event, 1);
     }
 
-    /// Exact for events that must balance: starts and ends of fills and pins.
     #[inline]
     pub(crate) fn add(&self, event: Event, n: u64) {
-        let counter = &self.shard().events[event as usize];
-        let balances = matches!(
-            event,
-            Event::FillStarted | Event::FillEnded | Event::PinnedPages | Event::UnpinnedPages
-        );
-        if balances {
-            // Relaxed: as in `add`.
-            counter.fetch_add(n, Ordering::Relaxed);
-        } else {
-            add(counter, n);
-        }
+        self.shard().add(event, n);
     }
 
     pub(crate) fn sum(&self, event: Event) -> u64 {
@@ -195,24 +197,4 @@ fn take_seat() -> usize {
     let seat = taken.map_or(SHARDS, |taken| taken.trailing_ones() as usize);
     SHARD_AT.set(seat * size_of::<Shard>());
     seat
-}
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_comes_to_a_folio_from_another_one() {
-        let shard = Shard::new();
-        let (page, next) = (0..=0, 1..=1);
-        assert_eq!(shard.comes_to(5, page.clone()), Some(true));
-        assert_eq!(shard.comes_to(5, page.clone()), None, "the same page");
-        assert_eq!(shard.comes_to(5, next.clone()), Some(false), "it reads on");
-        assert_eq!(shard.comes_to(5, 0..=1), Some(false), "both pages are others than one");
-        assert_eq!(shard.comes_to(6, 0..=1), Some(true), "of another folio");
-        assert_eq!(shard.comes_to(5, page), Some(true), "back again");
-        // The last page of the largest folio does not touch the head's bits.
-        assert_eq!(shard.comes_to(5, 511..=511), Some(false));
-        assert_eq!(shard.comes_to(u32::MAX, 511..=511), Some(true));
-    }
 }

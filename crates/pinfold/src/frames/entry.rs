@@ -54,7 +54,7 @@
 use bitflags::bitflags;
 
 use super::count::{self, Count};
-use super::units::{FrameNumber, Order, PAGE_SHIFT};
+use super::units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{
     AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_racing_stores,
@@ -62,6 +62,67 @@ use crate::base::sync::{
 
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
+
+/// So many bytes of a file, from the first, have a global offset (log2).
+const GLOBAL_SHIFT: u32 = 42;
+
+/// More than there can be mappings at once.
+pub(crate) const MAPPINGS_END: u32 = 1 << (63 - GLOBAL_SHIFT);
+
+/// Set in the start of a folio of bytes without a global offset.
+const FAR: u64 = 1 << 63;
+
+/// A byte of a file, or a folio's first byte: the file's number and the offset in it, in one word.
+/// So *one* subtraction says where in a folio a byte is, and, by the result, whether it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Global(u64);
+
+impl Global {
+    /// `None` if the offset is too large: from 4 TiB on.
+    #[inline(always)]
+    pub(crate) fn near(mapping: u32, offset: u64) -> Option<Global> {
+        debug_assert!(mapping < MAPPINGS_END);
+        (offset >> GLOBAL_SHIFT == 0).then(|| Global(u64::from(mapping) << GLOBAL_SHIFT | offset))
+    }
+
+    /// If the offset is too large, the word does not say of which file it is.
+    pub(crate) fn of(mapping: u32, offset: u64) -> Global {
+        Global::near(mapping, offset).unwrap_or(Global(FAR | offset))
+    }
+
+    /// Of a byte so many bytes further on, which has a global offset as well.
+    #[inline(always)]
+    pub(crate) fn after(self, bytes: u64) -> Global {
+        Global(self.0.wrapping_add(bytes))
+    }
+
+    /// Where in a folio that starts at `start` the byte is: beyond each folio's end if it is before
+    /// the start, in another file, or far where the other one is near.
+    #[inline(always)]
+    pub(crate) fn from(self, start: Global) -> u64 {
+        let at = self.0.wrapping_sub(start.0);
+        if mutant::on(Mutant::AnyIdentity) { at & ((1 << GLOBAL_SHIFT) - 1) } else { at }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_in_page_of(self, other: Global) -> bool {
+        self.0 ^ other.0 < PAGE_BYTES as u64
+    }
+
+    #[inline(always)]
+    pub(super) fn of_word(word: u64) -> Self {
+        Global(word)
+    }
+
+    pub(super) fn word(self) -> u64 {
+        self.0
+    }
+
+    /// In the file.
+    pub(crate) fn offset(self) -> u64 {
+        self.0 & if self.0 & FAR == 0 { (1 << GLOBAL_SHIFT) - 1 } else { !FAR }
+    }
+}
 
 /// Above every frame number.
 const LINK_NONE: u32 = u32::MAX;
@@ -122,7 +183,7 @@ pub(crate) struct Frame {
     pub(crate) count: Count,
     /// Odd while identity or bytes may change.
     version: AtomicU64,
-    /// The file's byte that the folio begins with.
+    /// The [`Global`] of the byte that the folio begins with.
     start: AtomicU64,
     mapping: AtomicU32,
     prev: AtomicU32,
@@ -249,36 +310,33 @@ impl Frame {
     pub(crate) fn identity(&self) -> Identity {
         // Acquire: pairs with the Release store of `mapping` in `set_identity`.
         let mapping = self.mapping.load(Ordering::Acquire);
-        // Relaxed: ordered by the load above.
-        let start = self.start.load(Ordering::Relaxed);
-        Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
+        // The start is ordered by the load above.
+        Identity { mapping, index: self.start().offset() >> PAGE_SHIFT, order: self.order() }
     }
 
-    /// The file, the offset of the folio's first byte in it, and how many bytes from there may be
-    /// read without a reference. Valid if [`Frame::read_retry`] then returns false.
+    /// The folio's first byte, and how many bytes from there may be read without a reference. Valid
+    /// if [`Frame::read_retry`] then returns false.
     #[inline(always)]
-    pub(crate) fn readable(&self) -> (u32, u64, u32) {
+    pub(crate) fn readable(&self) -> (Global, u32) {
         self.open_to(&self.span_bytes)
     }
 
     /// As [`readable`](Self::readable), with the bytes that a counted guard may be had of at once.
     #[inline(always)]
-    pub(crate) fn holdable(&self) -> (u32, u64, u32) {
+    pub(crate) fn holdable(&self) -> (Global, u32) {
         self.open_to(&self.guard_bytes)
     }
 
     #[inline(always)]
-    fn open_to(&self, bytes: &AtomicU32) -> (u32, u64, u32) {
-        // Relaxed, all three: ordered by the version, before and after.
-        let mapping = self.mapping.load(Ordering::Relaxed);
-        let start = self.start.load(Ordering::Relaxed);
-        (mapping, start, bytes.load(Ordering::Relaxed))
+    fn open_to(&self, bytes: &AtomicU32) -> (Global, u32) {
+        // Relaxed: ordered by the version, before and after.
+        (self.start(), bytes.load(Ordering::Relaxed))
     }
 
-    /// The file's byte that the folio begins with, for a guess that is checked later.
+    /// The folio's first byte, as a guess that is checked later, or with an order by the caller.
     #[inline(always)]
-    pub(crate) fn start_now(&self) -> u64 {
-        self.start.load(Ordering::Relaxed)
+    pub(crate) fn start(&self) -> Global {
+        Global(self.start.load(Ordering::Relaxed))
     }
 
     /// Whether it is a folio of that mapping; valid as [`Frame::readable`] is.
@@ -309,7 +367,8 @@ impl Frame {
         self.assert_changing("identity given");
         // Relaxed: published by the Release store below. By the fence in `hand_out`, `read_retry`
         // fails for threads without a reference that saw them.
-        self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
+        let start = Global::of(identity.mapping, identity.index << PAGE_SHIFT);
+        self.start.store(start.0, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
         // Release: pairs with the Acquire load in `identity`. Last: a thread that got a reference
@@ -528,7 +587,7 @@ impl Frame {
 
     pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
         self.mapping.store(mapping, Ordering::Relaxed);
-        self.start.store(index << PAGE_SHIFT, Ordering::Relaxed);
+        self.start.store(Global::of(mapping, index << PAGE_SHIFT).0, Ordering::Relaxed);
     }
 }
 

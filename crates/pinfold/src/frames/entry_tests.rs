@@ -193,15 +193,15 @@ fn the_span_goes_with_the_mark_and_the_order() {
     let frame = filling(Order(2));
     frame.set_identity(ID);
     let whole = ID.order.bytes() as u32;
-    assert_eq!(frame.readable(), (ID.mapping, ID.index << PAGE_SHIFT, whole));
+    assert_eq!(frame.readable(), (Global::of(ID.mapping, ID.index << PAGE_SHIFT), whole));
     frame.set_flags(Flags::READAHEAD);
-    assert_eq!(frame.readable().2, 0);
+    assert_eq!(frame.readable().1, 0);
     frame.set_identity(ID);
-    assert_eq!(frame.readable().2, 0, "a folio that moves keeps its mark");
+    assert_eq!(frame.readable().1, 0, "a folio that moves keeps its mark");
     frame.clear_flags(Flags::FAILED);
-    assert_eq!(frame.readable().2, 0);
+    assert_eq!(frame.readable().1, 0);
     frame.clear_flags(Flags::READAHEAD);
-    assert_eq!(frame.readable().2, whole);
+    assert_eq!(frame.readable().1, whole);
 }
 
 #[test]
@@ -259,4 +259,29 @@ fn handing_out_an_even_frame_panics() {
     let frame = live();
     assert!(frame.count.put(1));
     frame.hand_out(Order::MIN);
+}
+
+/// Each pair of a byte and a folio's start, near and far, of the same file and of others.
+#[test]
+fn a_byte_is_found_in_its_own_folio_alone() {
+    let end = 1 << GLOBAL_SHIFT;
+    let span = Order::MAX.bytes() as u64;
+    let last = (i64::MAX as u64 + 1) - span;
+    let offsets = [0, span, end - span, end, end + span, 2 * end, last - span, last];
+    let files = [0, 1, 2, MAPPINGS_END - 1];
+    let all = || files.into_iter().flat_map(|file| offsets.map(|offset| (file, offset)));
+    for (file, start) in all() {
+        for (reader, offset) in all() {
+            for at in [0, 1, span - 1] {
+                let found = Global::of(reader, offset + at).from(Global::of(file, start));
+                let is_far = start >= end && offset >= end;
+                // Far words do not say of which file they are.
+                let is_its = offset == start && (reader == file || is_far);
+                assert_eq!(found < span, is_its, "{reader}, {offset} + {at} in {file}, {start}");
+                assert!(!is_its || found == at);
+            }
+        }
+        assert_eq!(Global::of(file, start).offset(), start);
+        assert_eq!(Global::near(file, start).is_some(), start < end);
+    }
 }

@@ -55,7 +55,7 @@ pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
-pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+pub(crate) use entry::{Flags, Frame, Global, Identity, MAPPING_NONE, MAPPINGS_END, Stamp};
 #[cfg(feature = "map")]
 pub(crate) use give_back::give_back;
 #[cfg(feature = "map")]

@@ -17,16 +17,18 @@
 //! # When a read stores here
 //!
 //! 1. Not if the word is `SETTLED`, which readers look at first ([`Frame::is_used_most`]).
-//! 2. Not if the thread read these very pages last: `comes_to` in `base/counters.rs`; of a borrow,
-//!    its reader's `last` (`access/borrow/reader.rs`). These also say whether the thread *comes*
-//!    from another folio. A pin always comes; an optimistic read never does.
+//! 2. Not if the thread read this page last ([`Frame::note_read`]; its shard's `last` in
+//!    `base/counters.rs`); of a borrow, its reader's `last` (`access/borrow/reader.rs`). These also
+//!    say whether the thread *comes* from another folio. A pin always comes; an optimistic read
+//!    never does.
 //! 3. Not if the entry says already what the read would add (`is_noted`).
 //! 4. Otherwise `note_news` stores first reads; then a use, if the thread comes; and used parts.
 
 use std::ops::Range;
 
-use super::entry::Frame;
-use super::units::{Order, PAGE_SHIFT};
+use super::entry::{Frame, Global};
+use super::units::{Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::base::counters::Shard;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 
@@ -71,6 +73,27 @@ impl Frame {
             pages.end.min(end).saturating_sub(pages.start.max(start))
         };
         parts.filter(|part| touched >> part & 1 == 0).map(unread_in).sum()
+    }
+
+    /// Notes a read of `bytes` bytes from `at` of the folio on, the first of which is `first`; not if
+    /// it ends in the page in which the thread's last one ended, but for reads of more than a page.
+    #[inline(always)]
+    pub(crate) fn note_read(&self, shard: &Shard, first: Global, at: usize, bytes: usize) {
+        // At least a byte, or nothing was read.
+        let end = first.after(bytes.max(1) as u64 - 1);
+        if bytes > PAGE_BYTES || !end.is_in_page_of(Global::of_word(shard.last())) {
+            self.note_other(shard, end, at, bytes);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_other(&self, shard: &Shard, end: Global, at: usize, bytes: usize) {
+        let last = Global::of_word(shard.last());
+        shard.set_last(end.word());
+        // The folio may be another one by now: then any answer will do.
+        let came = last.from(self.start()) >= self.order().bytes() as u64;
+        self.note_use(came, at, bytes);
     }
 
     /// Notes a read of `bytes` bytes from `at` of the folio on, by a thread that `came` from
@@ -218,7 +241,33 @@ fn is_spread(touched: u64, order: Order) -> bool {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::frames::PAGE_BYTES;
+    use crate::frames::Identity;
+
+    #[test]
+    fn a_thread_that_reads_on_adds_no_use() {
+        let shard = Shard::new();
+        let frames = [0, 1].map(|number| {
+            let frame = Frame::new();
+            frame.hand_out(Order(4));
+            frame.set_identity(Identity { mapping: 5, index: 16 * number, order: Order(4) });
+            frame.set_uses(0);
+            frame
+        });
+        let read = |of: usize, page: usize, bytes: usize| {
+            let at = page * PAGE_BYTES;
+            frames[of].note_read(&shard, frames[of].start().after(at as u64), at, bytes);
+            (frames[of].uses(), frames[of].touched.load(Ordering::Relaxed))
+        };
+        assert_eq!(read(0, 0, 64), (1, 0b1), "it comes");
+        assert_eq!(read(0, 0, 4096), (1, 0b1), "the same page");
+        assert_eq!(read(0, 1, 64), (1, 0b11), "it reads on");
+        assert_eq!(read(0, 1, 4097), (1, 0b111), "to a further page");
+        assert_eq!(read(0, 3, 2 * 4096), (1, 0b1_1111), "two others");
+        frames[0].touched.store(0, Ordering::Relaxed);
+        assert_eq!(read(0, 3, 2 * 4096), (1, 0b1_1000), "more than the page that it ends in");
+        assert_eq!(read(1, 15, 4096), (1, 1 << 15), "of another folio");
+        assert_eq!(read(0, 15, 4096), (2, 1 << 15 | 0b1_1000), "back again");
+    }
 
     /// Of each state that a folio gets into by reads, moves of the policy's, and both.
     #[test]

@@ -30,39 +30,29 @@ impl Window {
         Window { base: frames.base(), frames: frames.frames() }
     }
 
-    /// The entry of `frame` and the address of its bytes, if the arena has it. Cost: one
-    /// comparison.
-    #[inline(always)]
-    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        mutant::pause();
-        // SAFETY: checked before.
-        (frame.0 < self.frames).then(|| unsafe { self.at(frame.0) })
+    fn frames(&self) -> u32 {
+        self.frames
     }
 
-    /// [`Self::try_both`], but of frame 0 if the arena has no such frame: that is the table's own,
-    /// whose version is odd for ever, so it is no folio.
+    /// The entry of `frame` and the address of its bytes.
+    ///
+    /// # Safety
+    /// The arena has that frame.
     #[inline(always)]
-    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+    pub(crate) unsafe fn get(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         mutant::pause();
-        // SAFETY: an arena has a frame 0.
-        unsafe { self.at(if frame.0 < self.frames { frame.0 } else { 0 }) }
+        debug_assert!(frame.0 < self.frames, "{frame:?} of {}", self.frames);
+        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in it.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0)) };
+        // SAFETY: as above, and it lives as long as the window is used.
+        let entry = unsafe { entry.as_ref() };
+        (entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT))
     }
 
     /// The frame whose first byte is at `from`, as [`Self::both`] gave it.
     #[inline(always)]
     pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
         FrameNumber(((from.addr() - self.base.addr().get()) >> PAGE_SHIFT) as u32)
-    }
-
-    /// # Safety
-    /// The arena has that frame.
-    #[inline(always)]
-    unsafe fn at(&self, frame: u32) -> (&Frame, *mut u8) {
-        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in it.
-        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame)) };
-        // SAFETY: as above, and it lives as long as the window is used.
-        let entry = unsafe { entry.as_ref() };
-        (entry, self.base.as_ptr().wrapping_add((frame as usize) << PAGE_SHIFT))
     }
 }
 
@@ -85,20 +75,45 @@ impl Window {
         Window(frames.into())
     }
 
-    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+    fn frames(&self) -> u32 {
+        // SAFETY: the promise made to `of`.
+        unsafe { self.0.as_ref() }.frames()
+    }
+
+    #[allow(clippy::missing_safety_doc, reason = "as the real one")]
+    pub(crate) unsafe fn get(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         mutant::pause();
         // SAFETY: the promise made to `of`.
         let frames = unsafe { self.0.as_ref() };
-        Some((frames.try_frame(frame)?, frames.address(frame)))
-    }
-
-    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
-        self.try_both(frame).or_else(|| self.try_both(FrameNumber(0))).expect("an arena has frames")
+        (frames.frame(frame), frames.address(frame))
     }
 
     pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
         // SAFETY: the promise made to `of`.
         let first = unsafe { self.0.as_ref() }.address(FrameNumber(0));
         FrameNumber(((from.addr() - first.addr()) >> super::PAGE_SHIFT) as u32)
+    }
+}
+
+impl Window {
+    /// [`get`](Self::get), if the arena has the frame. Cost: one comparison.
+    #[inline(always)]
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        // SAFETY: checked before.
+        (frame.0 < self.frames()).then(|| unsafe { self.get(frame) })
+    }
+
+    /// [`get`](Self::get) of frame 0 if the arena has no such frame: that is the table's own, whose
+    /// version is odd for ever, so it is no folio.
+    #[inline(always)]
+    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+        // SAFETY: checked.
+        unsafe { self.get(self.checked(frame)) }
+    }
+
+    /// 0 for a frame that the arena has not; it always has that.
+    #[inline(always)]
+    pub(crate) fn checked(&self, frame: FrameNumber) -> FrameNumber {
+        if frame.0 < self.frames() { frame } else { FrameNumber(0) }
     }
 }

@@ -4,12 +4,13 @@
 //!
 //! | top two bits | meaning | the other 30 bits |
 //! |---|---|---|
-//! | `00` | empty (the whole word is 0) | 0 |
-//! | `01` | folio | frame number of the folio's head |
+//! | `00` | folio | frame number of the folio's head; 0, which no folio has: empty |
 //! | `11` | node | minus its distance from the anchor, see `memory.rs` |
 //!
 //! With the tag at the top, *one* unsigned comparison, `word >= first`, says both "this is a node"
-//! and "it lies inside the arena"; and the sign-extended word is already the node's offset.
+//! and "it lies inside the arena"; and the sign-extended word is already the node's offset. A
+//! folio's word is its head's number as it stands; that of an empty slot is frame 0, which belongs to
+//! the frame table and whose version is odd for ever: so a reader of pages need not ask.
 //!
 //! | from \ to | empty | folio | node |
 //! |---|---|---|---|
@@ -18,7 +19,6 @@
 //! | node | its last entry left | root shrinks | root grows or shrinks |
 
 const TAG_SHIFT: u32 = 30;
-const FOLIO_TAG: u32 = 0b01 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
@@ -38,31 +38,34 @@ pub(super) enum Kind {
 impl Entry {
     pub(super) const EMPTY: Entry = Entry(0);
 
-    /// Panics if the number does not fit in 30 bits.
+    /// Panics if the number does not fit in 30 bits, or is 0.
     pub(super) fn folio(frame: FrameNumber) -> Entry {
         assert!(frame.0 < PAYLOAD_END, "frame number {} needs more than 30 bits", frame.0);
-        Entry(FOLIO_TAG | frame.0)
+        assert!(frame.0 != 0, "frame 0 holds no folio");
+        Entry(frame.0)
     }
 
     #[inline]
     pub(super) fn frame(self) -> Option<FrameNumber> {
-        let number = self.0.wrapping_sub(FOLIO_TAG);
-        if number < PAYLOAD_END { Some(FrameNumber(number)) } else { None }
+        (self != Entry::EMPTY && self.0 < PAYLOAD_END).then_some(FrameNumber(self.0))
+    }
+
+    /// 0 for an empty slot, and for a node a number that no arena has.
+    #[inline(always)]
+    pub(super) fn head(self) -> FrameNumber {
+        FrameNumber(self.0)
     }
 
     /// For anything but a folio a number that no arena has.
     #[inline(always)]
     pub(super) fn frame_or_none_such(self) -> FrameNumber {
-        FrameNumber(self.0.wrapping_sub(FOLIO_TAG))
+        self.frame().unwrap_or(FrameNumber(u32::MAX))
     }
 
     pub(super) fn kind(self) -> Kind {
         match self.0 >> TAG_SHIFT {
-            0b00 => {
-                debug_assert_eq!(self.0, 0, "an empty slot holds a payload");
-                Kind::Empty
-            }
-            0b01 => Kind::Folio(FrameNumber(self.0 - FOLIO_TAG)),
+            0b00 if self == Entry::EMPTY => Kind::Empty,
+            0b00 => Kind::Folio(FrameNumber(self.0)),
             _ => {
                 debug_assert!(self.0 >= NODE_TAG);
                 Kind::Node

@@ -37,7 +37,7 @@ impl<const BITS: u32> Lookup<BITS> {
     }
 
     /// What one of two functions makes of a [`hint`](Self::hint): the first if the folio is smaller
-    /// than a block.
+    /// than a block, of any number; else the second, of a frame that the arena has.
     #[inline(always)]
     pub(crate) fn known<T>(
         &self,
@@ -61,10 +61,10 @@ impl<const BITS: u32> Lookup<BITS> {
         // Relaxed, here and below: hints, see the head of `directory.rs`.
         let entry = Entry(word.load(Ordering::Relaxed));
         if !self.memory.is_node(entry) {
-            return Some(of_blocks(entry.frame_or_none_such()));
+            return Some(of_blocks(entry.head()));
         }
         let slot = self.memory.slot(entry, at >> unit);
-        Some(in_block(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such()))
+        Some(in_block(Entry(slot.load(Ordering::Relaxed)).head()))
     }
 
     /// For a page past what is known here of the directory of `index`.

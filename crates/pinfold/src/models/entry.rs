@@ -195,12 +195,12 @@ fn a_frame_changes_hands(stored: Stored, handed_on: bool) {
         });
         let entry = frames.frame(head);
         if let Some(stamp) = entry.read_begin() {
-            let (_, start, span) = entry.readable();
+            let (start, span) = entry.readable();
             let mut word = [0; 8];
             // SAFETY: eight bytes of a frame.
             unsafe { copy_racing(word.as_mut_ptr(), address.as_ptr(), 8) };
             if !entry.read_retry(stamp) {
-                let seen = (start >> PAGE_SHIFT, u64::from_ne_bytes(word), span as usize);
+                let seen = (start.offset() >> PAGE_SHIFT, u64::from_ne_bytes(word), span as usize);
                 assert_eq!(seen, (1, 1, PAGE_BYTES), "the next lifetime under the old version");
             }
         }
@@ -373,7 +373,7 @@ fn guard_bytes_follow_both_flags() {
         });
         entry.clear_flags(Flags::READAHEAD);
         granter.join().expect("the granter");
-        assert_eq!(entry.holdable().2 as usize, order.bytes(), "granted, and asked for each time");
+        assert_eq!(entry.holdable().1 as usize, order.bytes(), "granted, and asked for each time");
     });
 }
 

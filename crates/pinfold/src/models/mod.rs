@@ -210,7 +210,8 @@ impl Model {
 
     /// Whether a short read filled `buf`.
     fn short(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
-        self.files[file].short(buf, offset)
+        let file = &self.files[file];
+        file.short(buf, offset, file.counters().shard())
     }
 
     /// Reads, and checks every word. Fewer pages are correct only at the end of the file.

@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use crate::base::counters::Counters;
 use crate::base::mutant::{self, Mutant};
-use crate::frames::{FrameNumber, PAGE_SHIFT, Window};
+use crate::frames::{Frame, FrameNumber, Global, PAGE_BYTES, PAGE_SHIFT, Window};
 use crate::index::Lookup;
 use crate::options::Reference;
 use crate::pages::core::Core;
 use crate::pages::mapping::Mapping;
 use crate::pages::outside::Outside;
 use crate::pages::stream::{Asks, Stream, Unread};
+
+/// What a hint leads to: a folio's entry and its first byte.
+pub(crate) type Asked<'a> = (&'a Frame, *mut u8);
 
 /// So many hollow folios are asked for at a time: a fault has little memory (`base/heap.rs`).
 const HOLLOW_MAX: usize = 64;
@@ -22,15 +25,17 @@ pub(crate) struct Handle {
     // The first cache line, in the order in which a hit needs it.
     lookup: Lookup,
     pub(crate) window: Window,
-    pub(crate) id: u32,
-    /// The longest read that is tried without a reference.
-    pub(crate) short_max_bytes: u32,
+    /// Of the file's first byte.
+    global: Global,
     counters: CoresCounters,
     // The second cache line.
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
     /// Of the core's readers. A borrow compares it with its reader's.
     pub(crate) readers_address: usize,
+    pub(crate) id: u32,
+    /// The longest read that is tried without a reference.
+    pub(crate) short_max_bytes: u32,
     pub(crate) reference: Reference,
     pub(crate) stream: Stream,
 }
@@ -59,10 +64,11 @@ impl Handle {
             lookup: unsafe { Lookup::of(&mapping.index) },
             // SAFETY: the handle keeps the core, which keeps its frames.
             window: unsafe { Window::of(&core.frames) },
-            id: mapping.id,
-            short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
+            global: Global::near(mapping.id, 0).expect("a file's first byte is near"),
             counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
+            id: mapping.id,
+            short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
             reference: core.options.reference(),
             stream: Stream::new(window_max_bytes),
             core,
@@ -70,50 +76,75 @@ impl Handle {
         }
     }
 
-    /// As far as the directory is known here.
-    #[inline(always)]
-    pub(crate) fn known_hint(&self, page: u64) -> Option<FrameNumber> {
-        self.lookup.hint(page, 0)
-    }
-
-    /// As [`Index::lookup_hint`](crate::index::Index).
+    /// As [`Index::lookup_hint`](crate::index::Index), or 0 where that has none.
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
-        match self.known_hint(page) {
+        match self.lookup.hint(page, 0) {
             Some(head) => head,
-            None => self.hint_behind(page),
+            None => self.lookup.hint_behind(&self.mapping.index, page),
         }
     }
 
+    /// Where the folio may be that has a page: its head, entry and first byte. A hint, or
+    /// [`nothing`](Self::nothing).
     #[inline(always)]
-    pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
-        match self.lookup.hint(offset, PAGE_SHIFT) {
-            Some(head) => head,
-            None => self.hint_of_byte_behind(offset),
-        }
+    pub(crate) fn there(&self, page: u64) -> (FrameNumber, Asked<'_>) {
+        let head = self.known(page, 0, |head| head, |head| head);
+        let head = head.unwrap_or_else(|| self.head_behind(page));
+        // SAFETY: both give frames that the arena has.
+        (head, unsafe { self.window.get(head) })
     }
 
-    /// [`Lookup::known`] for a byte.
     #[inline(always)]
-    pub(crate) fn known_hint_of_byte<T>(
+    pub(crate) fn there_of_byte(&self, offset: u64) -> (FrameNumber, Asked<'_>) {
+        let head = self.known(offset, PAGE_SHIFT, |head| head, |head| head);
+        let head = head.unwrap_or_else(|| self.head_of_byte_behind(offset));
+        // SAFETY: as above.
+        (head, unsafe { self.window.get(head) })
+    }
+
+    /// [`Lookup::known`], but only with frames that the arena has.
+    #[inline(always)]
+    pub(crate) fn known<T>(
         &self,
-        offset: u64,
+        at: u64,
+        unit: u32,
         in_block: impl FnOnce(FrameNumber) -> T,
         of_blocks: impl FnOnce(FrameNumber) -> T,
     ) -> Option<T> {
-        self.lookup.known(offset, PAGE_SHIFT, in_block, of_blocks)
+        // The second's is of an index of the core, whose arena has it.
+        self.lookup.known(at, unit, |head| in_block(self.window.checked(head)), of_blocks)
     }
 
     #[cold]
     #[inline(never)]
-    fn hint_behind(&self, page: u64) -> FrameNumber {
-        self.lookup.hint_behind(&self.mapping.index, page)
+    fn head_behind(&self, page: u64) -> FrameNumber {
+        let offset = page.saturating_mul(PAGE_BYTES as u64);
+        let is_near = Global::near(self.id, offset).is_some();
+        let head = self.lookup.hint_behind(&self.mapping.index, page);
+        self.window.checked(if is_near { head } else { FrameNumber(0) })
     }
 
     #[cold]
     #[inline(never)]
-    fn hint_of_byte_behind(&self, offset: u64) -> FrameNumber {
-        self.hint_behind(offset >> PAGE_SHIFT)
+    fn head_of_byte_behind(&self, offset: u64) -> FrameNumber {
+        self.head_behind(offset >> PAGE_SHIFT)
+    }
+
+    /// What leads to no folio: frame 0, the frame table's own.
+    #[inline(always)]
+    pub(crate) fn nothing(&self) -> Asked<'_> {
+        self.window.both(FrameNumber(0))
+    }
+
+    pub(crate) fn is_nothing(&self, frame: &Frame) -> bool {
+        std::ptr::eq(frame, self.nothing().0)
+    }
+
+    /// Of a byte that [`there`](Self::there) finds.
+    #[inline(always)]
+    pub(crate) fn global(&self, offset: u64) -> Global {
+        self.global.after(offset)
     }
 
     /// May be wrong: it takes no lock, and holds nothing.
@@ -166,9 +197,44 @@ impl Handle {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use std::io::Write;
+    use std::borrow::Cow;
+    use std::io::{self, Write};
 
+    use super::*;
+    use crate::source::Source;
     use crate::{Cache, Options};
+
+    #[derive(Debug)]
+    struct Long;
+
+    impl Source for Long {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+            Ok(buf.len())
+        }
+
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(5 << 40)
+        }
+
+        fn kind(&self) -> Cow<'static, str> {
+            "long".into()
+        }
+    }
+
+    /// Else the reader would take it for a byte of the next file.
+    #[test]
+    fn a_byte_without_a_global_offset_is_not_found_without_a_reference() {
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let file = cache.attach("long", Arc::new(Long)).unwrap();
+        let far = (4 << 40) / PAGE_BYTES as u64;
+        for (page, is_found) in [(far - 1, true), (far, false), (far + 9, false)] {
+            drop(file.get(page).unwrap());
+            let head = file.handle().mapping.index.lookup(page);
+            let (found, _) = file.handle().there(page);
+            assert_eq!(Some(found) == head, is_found, "{page}");
+            assert_eq!(file.handle().there_of_byte(page * PAGE_BYTES as u64).0, found);
+        }
+    }
 
     #[test]
     fn what_a_file_has_grown_by_is_found_by_the_directory() {

@@ -18,7 +18,7 @@ use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
-use crate::frames::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
+use crate::frames::{FrameNumber, MAPPINGS_END, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
@@ -262,7 +262,7 @@ impl Mappings {
             by_id: Vec::new(),
             free_ids: Vec::new(),
             by_key: HashMap::new(),
-            ids_end: MAPPING_NONE,
+            ids_end: MAPPINGS_END,
         };
         Mappings { table: Mutex::new(table) }
     }

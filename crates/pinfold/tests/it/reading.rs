@@ -1,9 +1,10 @@
 //! Reads for code that has a form of its own, beside the same on bytes in memory.
 
-use std::io::{BufRead, Cursor, Read, Seek, SeekFrom};
+use std::borrow::Cow;
+use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
-use pinfold::source::Memory;
+use pinfold::source::{Memory, Source};
 use pinfold::{Cache, ErrorKind, File, FileReader, Hint, Options, ReadAt};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
@@ -158,4 +159,61 @@ fn ranges_may_be_open() {
     file.advise(.., Hint::DontNeed).unwrap();
     assert!((0..20).all(|page| file.try_get(page).unwrap().is_none()));
     assert!(file.invalidate(..=u64::MAX).is_err());
+}
+
+/// 16 TiB, in which each page begins with its number and, on top, the file's.
+#[derive(Debug)]
+struct Huge(u64);
+
+impl Source for Huge {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        for (n, page) in buf.chunks_mut(PAGE as usize).enumerate() {
+            let number = self.0 << 60 | (offset / PAGE + n as u64);
+            page[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        Ok(buf.len())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(16 << 40)
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "huge".into()
+    }
+}
+
+/// From 4 TiB on, an entry's word for where its folio begins does not name the file.
+#[test]
+fn bytes_beyond_four_tebibytes_are_read_by_all_ways() {
+    let cache = Cache::new(Options::new(8 * MIB)).unwrap();
+    let files = [0, 1, 2].map(|n| cache.attach("huge", Arc::new(Huge(n))).unwrap());
+    let reader = cache.reader().unwrap();
+    let far = (4 << 40) / PAGE;
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    for turn in 0..3 {
+        for (n, file) in (0..).zip(&files) {
+            // The same pages of each file, and pages whose offsets differ in their upper bits.
+            for page in [0, 1, far - 1, far, far + 1, 2 * far, 3 * far + n, 4 * far - 1] {
+                let case = format!("turn {turn}, file {n}, page {page}");
+                let wanted = n << 60 | page;
+                let mut word = [0; 8];
+                assert_eq!(file.read_at(&mut word, page * PAGE).unwrap(), 8, "{case}");
+                assert_eq!(number(&word), wanted, "{case}");
+                assert_eq!(number(&file.get(page).unwrap()), wanted, "{case}");
+                assert_eq!(number(&file.borrow(page, &reader).unwrap()), wanted, "{case}");
+                let pages = [page, page ^ 1];
+                assert_eq!(number(&file.get_many(&pages).unwrap()[1]), wanted ^ 1, "{case}");
+                let optimistic = file.optimistic(page).unwrap();
+                optimistic.read(0, &mut word);
+                assert!(optimistic.validate() && number(&word) == wanted, "{case}");
+                let borrowed = file.borrow_many(&pages, &reader).unwrap();
+                assert_eq!(number(&borrowed[1]), wanted ^ 1, "{case}");
+                drop(borrowed);
+                let pinned = file.pin(page * PAGE..page * PAGE + 8).unwrap();
+                pinned.copy_to(&mut word, page * PAGE).unwrap();
+                assert_eq!(number(&word), wanted, "{case}");
+            }
+        }
+    }
 }

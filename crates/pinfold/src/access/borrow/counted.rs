@@ -18,12 +18,12 @@ use std::sync::Arc;
 use super::admit::admit;
 use super::view::PageView;
 use crate::access::found::{Found, HoldablePage, MayWait, ReadaheadMark, filled};
-use crate::base::counters::Event;
+use crate::base::counters::{Event, Shard};
 use crate::base::mutant::{self, Mutant};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
-use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, predicted};
+use crate::frames::{Global, PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::pages::core::{Core, Held, take_one};
 use crate::pages::fill;
 use crate::pages::handle::Handle;
@@ -83,15 +83,16 @@ impl Handle {
     /// Steps 1 to 4.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<PageView> {
-        let view = self.hold_found(self.found(page, HoldablePage)?)?;
-        self.counters().count(Event::CountedHit);
+        let shard = self.counters().shard();
+        let view = self.hold_found(self.found(page, HoldablePage)?, shard)?;
+        shard.add(Event::CountedHit, 1);
         Some(view)
     }
 
     /// Steps 3 and 4. The caller counts the hit.
     #[inline(always)]
-    fn hold_found(&self, found: Found<'_>) -> Option<PageView> {
-        let Found { frame, head, from, stamp, at, span } = found;
+    fn hold_found(&self, found: Found<'_>, shard: &Shard) -> Option<PageView> {
+        let Found { frame, head, from, stamp, byte, at, span } = found;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
             return None;
@@ -102,7 +103,7 @@ impl Handle {
             return None;
         }
         if !used_most {
-            note_use(self, frame, head, at as usize);
+            frame.note_read(shard, byte, at as usize, PAGE_BYTES);
         }
         let bytes = predicted(from, at as usize, 0);
         // Not negative: the folio has at least one byte of the page.
@@ -113,8 +114,8 @@ impl Handle {
 
     /// The caller counts the hit.
     #[inline(always)]
-    pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
-        self.hold_found(found).map(|view| FolioRef::adopt(self, view))
+    pub(crate) fn get_found(&self, found: Found<'_>, shard: &Shard) -> Option<FolioRef<'_>> {
+        self.hold_found(found, shard).map(|view| FolioRef::adopt(self, view))
     }
 
     #[inline(always)]
@@ -170,13 +171,14 @@ impl<'a> FolioRef<'a> {
     /// admitted. `None`: the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
-        let (frame, head) = (held.frame(), held.head());
+        let frame = held.frame();
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = held.address(&handle.mapping);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
         if !frame.is_used_most() {
-            note_use(handle, frame, head, at);
+            let first = Global::of(handle.id, page << PAGE_SHIFT);
+            frame.note_read(handle.counters().shard(), first, at, PAGE_BYTES);
         }
         std::mem::forget(held);
         Some(FolioRef::adopt(handle, view))
@@ -278,15 +280,6 @@ impl<'a> FolioRef<'a> {
     /// it, take the child, and then ask the parent.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
-    }
-}
-
-/// One page has fewer instructions than a range.
-#[inline(always)]
-fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, at: usize) {
-    let page = (at >> PAGE_SHIFT) as u16;
-    if let Some(came) = handle.counters().shard().comes_to(head.0, page..=page) {
-        frame.note_use(came, at, PAGE_BYTES);
     }
 }
 

@@ -76,32 +76,28 @@ impl Handle {
     /// Up to date at this moment.
     #[inline]
     pub(crate) fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
-        // Ends: each repetition follows an eviction or invalidation of this folio.
-        loop {
-            if let Some(found) = self.stamped(page) {
-                return Ok(found);
-            }
-            if let Some(found) = self.bring(page)? {
-                return Ok(found);
-            }
+        match self.stamped(page) {
+            Some(found) => Ok(found),
+            None => self.bring(page),
         }
     }
 
-    /// Reads the page if it is absent, and meets a readahead mark. A page outside of the arena is
-    /// found here alone.
+    /// Reads the page if it is absent, and meets a readahead mark. A page outside of the arena, or
+    /// without a global offset, is found here alone.
     #[cold]
     #[inline(never)]
-    fn bring(&self, page: u64) -> Result<Option<Optimistic<'_>>> {
+    fn bring(&self, page: u64) -> Result<Optimistic<'_>> {
         let missing = || self.get_missing(page, MayWait::Yes);
         self.held(page, (ReadaheadMark::Meet, true), missing, |held| {
             if held.frame().file_bytes() as u64 + held.offset() <= page << PAGE_SHIFT {
                 return self.check_page(page).map(|()| None);
             }
-            if !held.frame().is_hollow() {
-                return Ok(Some(None));
-            }
             // `None`: it was dropped just now.
-            Ok(self.stamped_outside(&held, page).map(Some))
+            Ok(if held.frame().is_hollow() {
+                self.stamped_outside(&held, page)
+            } else {
+                stamp(self.look(held.head(), page << PAGE_SHIFT, AnyPage))
+            })
         })
         .map(filled)
     }
@@ -120,18 +116,23 @@ impl Handle {
     /// As the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
-        // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
-        let view = unsafe { PageView::of(frame, from, at as usize, span as usize) }?;
-        // The check makes length and address those of the folio with this stamp.
-        if frame.read_retry(stamp) {
-            return None;
-        }
-        if frame.is_first_read() {
-            note_first_read(frame, at as usize);
-        }
-        Some(Optimistic { frame, stamp, view, outside: None })
+        stamp(self.found(page, AnyPage))
     }
+}
+
+#[inline]
+fn stamp(found: Option<Found<'_>>) -> Option<Optimistic<'_>> {
+    let Found { frame, from, stamp, at, span, .. } = found?;
+    // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
+    let view = unsafe { PageView::of(frame, from, at as usize, span as usize) }?;
+    // The check makes length and address those of the folio with this stamp.
+    if frame.read_retry(stamp) {
+        return None;
+    }
+    if frame.is_first_read() {
+        note_first_read(frame, at as usize);
+    }
+    Some(Optimistic { frame, stamp, view, outside: None })
 }
 
 /// Whoever reads ahead wants to know that the page is read at all.

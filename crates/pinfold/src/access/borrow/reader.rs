@@ -225,7 +225,7 @@ impl Reader {
     fn come_to(&self, frame: &Frame, head: FrameNumber, page: u64) {
         let came = self.last.replace((head.0, page as u32)).0 != head.0;
         // Of the folio that is there now: if it is another one, any number will do.
-        let at = (page << PAGE_SHIFT).wrapping_sub(frame.start_now());
+        let at = (page << PAGE_SHIFT).wrapping_sub(frame.start().offset());
         frame.note_use(came, at as usize, PAGE_BYTES);
     }
 }

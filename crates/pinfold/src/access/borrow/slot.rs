@@ -269,7 +269,8 @@ fn announce_again<const ANY: bool>(
     slot: &AtomicU32,
     reader: &Reader,
 ) -> bool {
-    let Some((frame, _)) = handle.window.try_both(head) else { return false };
+    // SAFETY: the head is 0, or that of a folio found in the reader's cache, which is the handle's.
+    let (frame, _) = unsafe { handle.window.get(head) };
     let anew = mutant::on(Mutant::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
     // Release, both stores: as in `announce_found`.
     slot.store(head.0, Ordering::Release);
@@ -321,7 +322,7 @@ fn announced(Found { frame, head, stamp, .. }: Found<'_>, slot: &AtomicU32) -> b
 #[inline(always)]
 fn confirmed<const ANY: bool>(
     page: u64,
-    Found { frame, head, from, stamp, at, span }: Found<'_>,
+    Found { frame, head, from, stamp, at, span, .. }: Found<'_>,
     (slot, state): (&AtomicU32, &GuardState),
     reader: &Reader,
 ) -> bool {

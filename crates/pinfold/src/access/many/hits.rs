@@ -15,17 +15,14 @@ use std::num::NonZero;
 use crate::access::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
 use crate::access::found::{AnyPage, Found, HoldablePage, Want, WholePage};
 use crate::base::counters::Event;
-use crate::frames::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
-use crate::pages::handle::Handle;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT, prefetch};
+use crate::pages::handle::{Asked, Handle};
 
 use super::read_at::ReadAt;
 use crate::access::read::{BytesWanted, copied};
 
 /// Pages; a core waits for so many lines at a time. The checker has batches of two.
 pub(super) const BEHIND: usize = if cfg!(loom) { 1 } else { 16 };
-
-/// What a hint leads to: a folio's entry and its first byte.
-type Asked<'a> = (&'a Frame, *mut u8);
 
 /// Pass 1, as far as it has got.
 struct FirstPass<'a>([Asked<'a>; BEHIND]);
@@ -95,7 +92,7 @@ impl Handle {
             match why {
                 RowEnd::Row => {}
                 RowEnd::Done(found) => {
-                    self.note_found(found, bytes);
+                    found.frame.note_read(shard, found.byte, found.at as usize, bytes);
                     (at, done) = (at + 1, done + 1);
                 }
                 RowEnd::NotDone => {
@@ -129,7 +126,7 @@ impl Handle {
             let read = &mut reads[at];
             let wanted = BytesWanted::<false>(bytes as u64);
             let head = self.window.frame_of(there.1);
-            let Some(found) = self.look_there(head, there, read.offset, wanted) else {
+            let Some(found) = self.look_there(head, there, self.global(read.offset), wanted) else {
                 return (at, RowEnd::NotDone);
             };
             let Ok(result) = &mut read.result else { return (at, RowEnd::NotDone) };
@@ -151,25 +148,21 @@ impl Handle {
     #[inline(always)]
     fn ask_for_bytes(&self, offset: u64) -> Asked<'_> {
         let of_small = |head| {
+            // SAFETY: `known` gives what the arena has.
+            let (frame, from) = unsafe { self.window.get(head) };
             // Probably in its first page.
-            let (frame, from) = self.window.both(head);
             prefetch(frame);
             prefetch(from.wrapping_add(offset as usize & (PAGE_BYTES - 1)));
             (frame, from)
         };
         let of_large = |head| {
+            // SAFETY: `known` gives what the arena has.
+            let (frame, from) = unsafe { self.window.get(head) };
             // One of few entries, so probably near.
-            let (frame, from) = self.window.both(head);
-            prefetch(from.wrapping_add(offset.wrapping_sub(frame.start_now()) as usize));
+            prefetch(from.wrapping_add(self.global(offset).from(frame.start()) as usize));
             (frame, from)
         };
-        self.known_hint_of_byte(offset, of_small, of_large).unwrap_or_else(|| self.nothing())
-    }
-
-    /// What leads to no folio.
-    #[inline(always)]
-    fn nothing(&self) -> Asked<'_> {
-        self.window.both(FrameNumber(0))
+        self.known(offset, PAGE_SHIFT, of_small, of_large).unwrap_or_else(|| self.nothing())
     }
 
     #[inline(always)]
@@ -189,11 +182,13 @@ impl Handle {
         guards: &mut Vec<FolioRef<'a>>,
         left: &mut Vec<usize>,
     ) {
-        let quick = |page, there| self.get_found(self.look_again(there, page, HoldablePage)?);
+        let shard = self.counters().shard();
+        let quick =
+            |page, there| self.get_found(self.look_again(there, page, HoldablePage)?, shard);
         let single = |page| self.get_at_once(page);
         let ask = |&page: &u64| self.ask_for_entry(page);
         let made = guard(self, pages, ask, guards, quick, single, left);
-        self.counters().add(Event::CountedHit, made);
+        shard.add(Event::CountedHit, made);
     }
 
     /// Of what is cached, in slots of `free`, which are of `reader`.
@@ -246,8 +241,7 @@ impl Handle {
     /// Pass 1 for guards.
     #[inline(always)]
     fn ask_for_entry(&self, page: u64) -> Asked<'_> {
-        let hint = self.known_hint(page).unwrap_or(FrameNumber(0));
-        let there = self.window.both(hint);
+        let (_, there) = self.there(page);
         prefetch(there.0);
         there
     }
@@ -259,7 +253,7 @@ impl Handle {
         page: u64,
         want: W,
     ) -> Option<Found<'a>> {
-        self.look_there(self.window.frame_of(there.1), there, page << PAGE_SHIFT, want)
+        self.look_there(self.window.frame_of(there.1), there, self.global(page << PAGE_SHIFT), want)
     }
 }
 

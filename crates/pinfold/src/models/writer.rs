@@ -47,8 +47,6 @@ fn write(model: &Model, page: u64) {
     let late = mutant::on(Mutant::OldGoesLate);
     if late {
         new.change_end();
-        // Lets other threads run in between.
-        loom::thread::yield_now();
     }
     frame.change_begin();
     frame.forget_identity();

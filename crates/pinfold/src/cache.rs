@@ -207,7 +207,8 @@ impl Cache {
     /// # Errors
     /// [`ErrorKind::Changed`] if the object is open in another version; [`ErrorKind::Unsupported`]
     /// if [`Source::identity`] panics, the alignment is above 4096, or the length is above 2^63 -
-    /// 4096; [`ErrorKind::Read`] if the source cannot report its length; [`ErrorKind::Forked`].
+    /// 4096; [`ErrorKind::Read`] if the source cannot report its length; [`ErrorKind::TooMany`];
+    /// [`ErrorKind::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());

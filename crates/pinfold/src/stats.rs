@@ -26,7 +26,8 @@ pub struct Stats {
     pub short_reads: u64,
     /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Short reads that were repeated under a reference: no folio was found at the first page.
+    /// Short reads that were repeated under a reference: no folio was found at the first page; or
+    /// it lies 4 TiB or more from the file's start.
     pub fallbacks_absent: u64,
     /// The folio was being filled or changed.
     pub fallbacks_changing: u64,

@@ -84,7 +84,7 @@ impl Handle {
     /// On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
     pub(crate) fn short(&self, buf: &mut [u8], offset: u64, shard: &Shard) -> bool {
-        if buf.len() > self.short_max_bytes as usize {
+        if buf.len() > self.window.short_max_bytes as usize {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
         }
@@ -104,9 +104,7 @@ impl Handle {
             not_shortly::<{ Event::Changed as usize }>(self);
             return false;
         }
-        if !found.frame.is_used_most() {
-            found.frame.note_read(shard, found.byte, found.at as usize, buf.len());
-        }
+        found.frame.note_read(shard, found.byte, found.at as usize, buf.len());
         true
     }
 
@@ -176,10 +174,8 @@ impl Handle {
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
         let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
-        if !held.frame().is_used_most() {
-            let first = Global::of(self.id, offset);
-            held.frame().note_read(self.counters().shard(), first, at, bytes);
-        }
+        let first = Global::of(self.id, offset);
+        held.frame().note_read(self.counters().shard(), first, at, bytes);
         // SAFETY: inside the folio, whose bytes never change under the reference; `buf` is the
         // caller's.
         unsafe {

@@ -81,7 +81,7 @@ impl Shard {
             Event::FillStarted | Event::FillEnded | Event::PinnedPages | Event::UnpinnedPages
         );
         if balances {
-            // Relaxed: as in `add`.
+            // Relaxed: counters order nothing.
             counter.fetch_add(n, Ordering::Relaxed);
         } else {
             add(counter, n);
@@ -121,7 +121,7 @@ impl Counters {
     #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
         let shards = self.shards.as_ptr();
-        // One instruction adds and says whether there is a shard: no address plus `usize::MAX` fits.
+        // One addition also says whether there is a shard: no address plus `usize::MAX` fits.
         let (address, none) = shards.addr().overflowing_add(SHARD_AT.get());
         if none {
             return &self.shards[take_seat()];

@@ -66,7 +66,7 @@ pub(crate) const MAPPING_NONE: u32 = u32::MAX;
 /// So many bytes of a file, from the first, have a global offset (log2).
 const GLOBAL_SHIFT: u32 = 42;
 
-/// More than there can be mappings at once.
+/// So many mappings there can be at once; each number is below.
 pub(crate) const MAPPINGS_END: u32 = 1 << (63 - GLOBAL_SHIFT);
 
 /// Set in the start of a folio of bytes without a global offset.
@@ -90,14 +90,15 @@ impl Global {
         Global::near(mapping, offset).unwrap_or(Global(FAR | offset))
     }
 
-    /// Of a byte so many bytes further on, which has a global offset as well.
+    /// Of a byte so many bytes further on. If that has no global offset, the word is of no use: who
+    /// makes such a one finds frame 0 alone.
     #[inline(always)]
     pub(crate) fn after(self, bytes: u64) -> Global {
         Global(self.0.wrapping_add(bytes))
     }
 
     /// Where in a folio that starts at `start` the byte is: beyond each folio's end if it is before
-    /// the start, in another file, or far where the other one is near.
+    /// the start, if the two are of different files, both near, or if one of them alone is near.
     #[inline(always)]
     pub(crate) fn from(self, start: Global) -> u64 {
         let at = self.0.wrapping_sub(start.0);

@@ -17,10 +17,11 @@
 //! # When a read stores here
 //!
 //! 1. Not if the word is `SETTLED`, which readers look at first ([`Frame::is_used_most`]).
-//! 2. Not if the thread read this page last ([`Frame::note_read`]; its shard's `last` in
-//!    `base/counters.rs`); of a borrow, its reader's `last` (`access/borrow/reader.rs`). These also
-//!    say whether the thread *comes* from another folio. A pin always comes; an optimistic read
-//!    never does.
+//! 2. Not if a read of at most a page ends in the page in which the thread's last one ended, and
+//!    the folio is not `FRESH` ([`Frame::note_read`]; from 4 TiB on, the page may be another
+//!    file's); not if the page is the one that its reader borrowed last (`borrow/reader.rs`). These
+//!    also say whether the thread *comes* from another folio. A pin always comes; an optimistic
+//!    read never does.
 //! 3. Not if the entry says already what the read would add (`is_noted`).
 //! 4. Otherwise `note_news` stores first reads; then a use, if the thread comes; and used parts.
 
@@ -75,13 +76,18 @@ impl Frame {
         parts.filter(|part| touched >> part & 1 == 0).map(unread_in).sum()
     }
 
-    /// Notes a read of `bytes` bytes from `at` of the folio on, the first of which is `first`; not if
-    /// it ends in the page in which the thread's last one ended, but for reads of more than a page.
+    /// Notes a read of `bytes` bytes from `at` of the folio on, the first of which is `first`:
+    /// steps 1 and 2, and the others out of line.
     #[inline(always)]
     pub(crate) fn note_read(&self, shard: &Shard, first: Global, at: usize, bytes: usize) {
+        let uses = self.uses.load(Ordering::Relaxed);
+        if uses >= SETTLED {
+            return;
+        }
         // At least a byte, or nothing was read.
         let end = first.after(bytes.max(1) as u64 - 1);
-        if bytes > PAGE_BYTES || !end.is_in_page_of(Global::of_word(shard.last())) {
+        let reads_on = bytes <= PAGE_BYTES && end.is_in_page_of(Global::of_word(shard.last()));
+        if !reads_on || uses & FRESH != 0 {
             self.note_other(shard, end, at, bytes);
         }
     }
@@ -259,7 +265,12 @@ mod tests {
             (frames[of].uses(), frames[of].touched.load(Ordering::Relaxed))
         };
         assert_eq!(read(0, 0, 64), (1, 0b1), "it comes");
-        assert_eq!(read(0, 0, 4096), (1, 0b1), "the same page");
+        frames[0].touched.store(0, Ordering::Relaxed);
+        assert_eq!(read(0, 0, 4096), (1, 0), "the same page is not noted again");
+        frames[0].set_fresh();
+        assert_eq!(read(0, 0, 64), (0, 0b1), "but for the first read of a folio");
+        frames[0].set_uses(1);
+        frames[0].touched.store(0b1, Ordering::Relaxed);
         assert_eq!(read(0, 1, 64), (1, 0b11), "it reads on");
         assert_eq!(read(0, 1, 4097), (1, 0b111), "to a further page");
         assert_eq!(read(0, 3, 2 * 4096), (1, 0b1_1111), "two others");

@@ -13,6 +13,8 @@ use crate::base::mutant;
 pub(crate) struct Window {
     base: NonNull<u8>,
     frames: u32,
+    /// The longest read that is tried without a reference: a hit needs it in the same cache line.
+    pub(crate) short_max_bytes: u32,
 }
 
 // SAFETY: what it leads to are entries, which are made of atomics, and addresses.
@@ -26,10 +28,11 @@ unsafe impl Sync for Window {}
 impl Window {
     /// # Safety
     /// It is used only as long as `frames` lives.
-    pub(crate) unsafe fn of(frames: &Frames) -> Self {
-        Window { base: frames.base(), frames: frames.frames() }
+    pub(crate) unsafe fn of(frames: &Frames, short_max_bytes: u32) -> Self {
+        Window { base: frames.base(), frames: frames.frames(), short_max_bytes }
     }
 
+    #[inline(always)]
     fn frames(&self) -> u32 {
         self.frames
     }
@@ -49,7 +52,7 @@ impl Window {
         (entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT))
     }
 
-    /// The frame whose first byte is at `from`, as [`Self::both`] gave it.
+    /// The frame whose first byte is at `from`, as [`Self::get`] gave it.
     #[inline(always)]
     pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
         FrameNumber(((from.addr() - self.base.addr().get()) >> PAGE_SHIFT) as u32)
@@ -59,7 +62,10 @@ impl Window {
 /// For the checker, whose entries are not in the arena.
 #[cfg(loom)]
 #[derive(Debug)]
-pub(crate) struct Window(std::ptr::NonNull<Frames>);
+pub(crate) struct Window {
+    all: std::ptr::NonNull<Frames>,
+    pub(crate) short_max_bytes: u32,
+}
 
 // SAFETY: it leads to `Frames`, which can be shared.
 #[cfg(loom)]
@@ -71,26 +77,26 @@ unsafe impl Sync for Window {}
 #[cfg(loom)]
 impl Window {
     #[allow(clippy::missing_safety_doc, reason = "as the real one")]
-    pub(crate) unsafe fn of(frames: &Frames) -> Self {
-        Window(frames.into())
+    pub(crate) unsafe fn of(frames: &Frames, short_max_bytes: u32) -> Self {
+        Window { all: frames.into(), short_max_bytes }
     }
 
     fn frames(&self) -> u32 {
         // SAFETY: the promise made to `of`.
-        unsafe { self.0.as_ref() }.frames()
+        unsafe { self.all.as_ref() }.frames()
     }
 
     #[allow(clippy::missing_safety_doc, reason = "as the real one")]
     pub(crate) unsafe fn get(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
         mutant::pause();
         // SAFETY: the promise made to `of`.
-        let frames = unsafe { self.0.as_ref() };
+        let frames = unsafe { self.all.as_ref() };
         (frames.frame(frame), frames.address(frame))
     }
 
     pub(crate) fn frame_of(&self, from: *mut u8) -> FrameNumber {
         // SAFETY: the promise made to `of`.
-        let first = unsafe { self.0.as_ref() }.address(FrameNumber(0));
+        let first = unsafe { self.all.as_ref() }.address(FrameNumber(0));
         FrameNumber(((from.addr() - first.addr()) >> super::PAGE_SHIFT) as u32)
     }
 }

@@ -9,8 +9,8 @@
 //!
 //! With the tag at the top, *one* unsigned comparison, `word >= first`, says both "this is a node"
 //! and "it lies inside the arena"; and the sign-extended word is already the node's offset. A
-//! folio's word is its head's number as it stands; that of an empty slot is frame 0, which belongs to
-//! the frame table and whose version is odd for ever: so a reader of pages need not ask.
+//! folio's word is its head's number as it stands; that of an empty slot is frame 0, which belongs
+//! to the frame table and whose version is odd for ever: so a reader of pages need not ask.
 //!
 //! | from \ to | empty | folio | node |
 //! |---|---|---|---|

@@ -36,8 +36,8 @@ impl<const BITS: u32> Lookup<BITS> {
         self.known(at, unit, |head| head, |head| head)
     }
 
-    /// What one of two functions makes of a [`hint`](Self::hint): the first if the folio is smaller
-    /// than a block, of any number; else the second, of a frame that the arena has.
+    /// What one of two functions makes of a [`hint`](Self::hint): `in_block`, if the folio is
+    /// smaller than a block, gets any number; `of_blocks` 0 or a head that the index has or had.
     #[inline(always)]
     pub(crate) fn known<T>(
         &self,
@@ -47,12 +47,13 @@ impl<const BITS: u32> Lookup<BITS> {
         of_blocks: impl FnOnce(FrameNumber) -> T,
     ) -> Option<T> {
         let block = at >> (unit + BITS);
-        // Acquire: pairs with the release in `hint_behind`, after which the array is seen.
+        // Acquire: pairs with the release of the bound in `hint_behind`.
         if block >= self.blocks.load(Ordering::Acquire) as u64 {
             return None;
         }
-        // Relaxed: see above; an older bound goes with a newer array, too, which is longer.
-        let words = self.words.load(Ordering::Relaxed);
+        // Acquire: pairs with the release of the pointer, for what the array has. An older bound
+        // goes with a newer array, too, which is longer.
+        let words = self.words.load(Ordering::Acquire);
         #[cfg(loom)]
         assert!(words.addr() != self.first.0 || block < self.first.1, "a bound of another array");
         let word = words.wrapping_add(block as usize);
@@ -74,11 +75,12 @@ impl<const BITS: u32> Lookup<BITS> {
         let words = index.directory.words();
         // Relaxed: the bound grows once in an index's life, so all store the same.
         if words.len() > self.blocks.load(Ordering::Relaxed) {
-            self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
+            // Release: pairs with the acquire of the pointer in `known`.
+            self.words.store(words.as_ptr().cast_mut(), Ordering::Release);
             let order = if mutant::on(Mutant::BoundRelaxed) {
                 Ordering::Relaxed // a deliberate mistake, tests only
             } else {
-                // Release: pairs with the acquire in `hint`.
+                // Release: pairs with the acquire of the bound in `known`.
                 Ordering::Release
             };
             self.blocks.store(words.len(), order);

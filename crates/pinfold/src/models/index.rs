@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What fresh nodes hold: a folio that no test ever stored, as if old file bytes looked like one.
-const GARBAGE: u32 = 1 << 30 | 0x3FFF_FFFF;
+const GARBAGE: u32 = 0x3FFF_FFFF;
 
 type Frame = Option<FrameNumber>;
 

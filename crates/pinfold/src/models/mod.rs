@@ -52,7 +52,7 @@ use crate::source::{Backing, EngineOptions, Extent, Source};
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// What fresh index nodes hold: a folio that no file has.
-const GARBAGE: u32 = 1 << 30 | 0x3FFF_FFFF;
+const GARBAGE: u32 = 0x3FFF_FFFF;
 
 /// The checker's message for bytes that change while they are read.
 const RACE: &str = "Causality violation: Concurrent";

@@ -34,8 +34,6 @@ pub(crate) struct Handle {
     /// Of the core's readers. A borrow compares it with its reader's.
     pub(crate) readers_address: usize,
     pub(crate) id: u32,
-    /// The longest read that is tried without a reference.
-    pub(crate) short_max_bytes: u32,
     pub(crate) reference: Reference,
     pub(crate) stream: Stream,
 }
@@ -59,16 +57,16 @@ impl Handle {
     /// Takes over a mapping whose open is already counted.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
         let short_max_bytes = core.options.short_read_max_bytes;
+        let short_max_bytes = u32::try_from(short_max_bytes).unwrap_or(u32::MAX);
         Handle {
             // SAFETY: the handle keeps the mapping, which keeps its index.
             lookup: unsafe { Lookup::of(&mapping.index) },
             // SAFETY: the handle keeps the core, which keeps its frames.
-            window: unsafe { Window::of(&core.frames) },
+            window: unsafe { Window::of(&core.frames, short_max_bytes) },
             global: Global::near(mapping.id, 0).expect("a file's first byte is near"),
             counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
             id: mapping.id,
-            short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
             reference: core.options.reference(),
             stream: Stream::new(window_max_bytes),
             core,
@@ -76,7 +74,7 @@ impl Handle {
         }
     }
 
-    /// As [`Index::lookup_hint`](crate::index::Index), or 0 where that has none.
+    /// As [`Index::lookup_hint`](crate::index::Index); may also be 0.
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
         match self.lookup.hint(page, 0) {
@@ -120,9 +118,10 @@ impl Handle {
     #[inline(never)]
     fn head_behind(&self, page: u64) -> FrameNumber {
         let offset = page.saturating_mul(PAGE_BYTES as u64);
-        let is_near = Global::near(self.id, offset).is_some();
-        let head = self.lookup.hint_behind(&self.mapping.index, page);
-        self.window.checked(if is_near { head } else { FrameNumber(0) })
+        match Global::near(self.id, offset) {
+            Some(_) => self.window.checked(self.lookup.hint_behind(&self.mapping.index, page)),
+            None => FrameNumber(0),
+        }
     }
 
     #[cold]

@@ -176,10 +176,8 @@ impl<'a> FolioRef<'a> {
         let from = held.address(&handle.mapping);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { PageView::of(frame, from, at, frame.file_bytes()) }?;
-        if !frame.is_used_most() {
-            let first = Global::of(handle.id, page << PAGE_SHIFT);
-            frame.note_read(handle.counters().shard(), first, at, PAGE_BYTES);
-        }
+        let first = Global::of(handle.id, page << PAGE_SHIFT);
+        frame.note_read(handle.counters().shard(), first, at, PAGE_BYTES);
         std::mem::forget(held);
         Some(FolioRef::adopt(handle, view))
     }

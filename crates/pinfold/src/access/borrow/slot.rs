@@ -187,7 +187,7 @@ impl Handle {
         Err(Cause::Foreign { what: "borrow from", whose: "reader", path }.into())
     }
 
-    /// Steps 1 to 5 in any slot.
+    /// Steps 1 to 5 in any slot, of a reader of this cache.
     pub(crate) fn borrow_at_once<'f, 'r>(
         &'f self,
         page: u64,

@@ -77,7 +77,7 @@ impl Handle {
             // Reads of one length in a row are counted together.
             let bytes = read.buf.len();
             let (end, why) = match NonZero::new(bytes) {
-                Some(_) if bytes <= self.short_max_bytes as usize => match bytes {
+                Some(_) if bytes <= self.window.short_max_bytes as usize => match bytes {
                     // The most frequent one by a loop of its own.
                     64 => self.read_row::<64>(reads, at, &mut first_pass),
                     _ => self.read_row::<0>(reads, at, &mut first_pass),

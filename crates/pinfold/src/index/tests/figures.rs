@@ -105,7 +105,7 @@ fn writes() {
         let ns = |start: Instant| start.elapsed().as_secs_f64() * 1e9 / f64::from(pages);
         let start = Instant::now();
         for page in 0..u64::from(pages) {
-            writer.insert(page, 0, FrameNumber(page as u32)).unwrap();
+            writer.insert(page, 0, FrameNumber(page as u32 + 1)).unwrap();
         }
         let insert = ns(start);
         let start = Instant::now();

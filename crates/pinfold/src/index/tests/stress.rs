@@ -56,7 +56,7 @@ impl World {
             files: files.map(|(index, owner)| (index, Mutex::new(owner))).collect(),
             arena,
             frames: (0..FRAMES).map(identity).collect(),
-            free: Mutex::new((0..FRAMES).step_by(512).collect()),
+            free: Mutex::new((512..FRAMES).step_by(512).collect()),
         }
     }
 

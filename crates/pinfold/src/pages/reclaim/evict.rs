@@ -9,6 +9,7 @@ use pinfold_policy::{Answer, Sweep, SweepCounts};
 use crate::base::counters::Event;
 use crate::base::heap;
 use crate::base::sizes::SWEEP_EFFORT_MAX;
+use crate::base::sync::thread;
 use crate::frames::{Frame, FrameNumber, Mobility, Order};
 use crate::index::FolioAt;
 use crate::mapped::{Leaving, PieceTurns};
@@ -53,8 +54,13 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32) -> SweepCounts {
         if folios.is_empty() {
             break;
         }
+        let leaves_maps = leave_maps(core, &folios);
         for batch in folios.chunks(FOLIOS_AT_ONCE) {
             on_their_way += evict_batch(core, batch.to_vec(), &mut sweep, WriteWhen::Later);
+        }
+        // To take pages out of page tables takes long, and who brings others waits for a processor.
+        if leaves_maps {
+            thread::yield_now();
         }
     }
     core.end_turns(turns);
@@ -65,6 +71,14 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32) -> SweepCounts {
         core.pressure.progress();
     }
     counts
+}
+
+/// Whether they are of a file, and maps show them.
+fn leave_maps(core: &Core, folios: &[Candidate]) -> bool {
+    let is_hollow = |it: &&Candidate| core.frames.frame(it.head).is_hollow();
+    let first = folios.iter().find(is_hollow);
+    let mapping = first.and_then(|it| core.mappings.get(it.identity.mapping));
+    mapping.is_some_and(|it| !core.is_outside(&it))
 }
 
 /// At most a batch, whatever the policy says, and whatever became of the last write; how many

@@ -82,6 +82,8 @@ mutants! {
     FirstUnbounded,
     /// Each file has its least and all copies that it wants, however many sources hang.
     HungUnbounded,
+    /// What nobody waits for may be all that a file has on its way.
+    UnwaitedTakesAll,
     /// A copy that its file keeps waiting keeps its place before those of other files.
     CopyKeepsTurn,
 

@@ -205,8 +205,8 @@ fn who_waits_for_its_own_file_goes_on_when_a_read_of_it_ends() {
     let mut batches = Vec::new();
     // Ends: a quarter of the cache.
     while !cache_is_full(&file) {
-        batches
-            .push(prepare(handle, batches.len() as u64 * 64, u64::MAX >> 12, For::Future).unwrap());
+        let page = batches.len() as u64 * 1024;
+        batches.push(prepare(handle, page, u64::MAX >> 12, For::Future).unwrap());
     }
     std::thread::scope(|scope| {
         let reads = scope.spawn(|| file.get(1 << 27).map(drop));

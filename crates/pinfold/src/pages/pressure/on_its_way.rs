@@ -3,13 +3,15 @@
 //!
 //! | what a file has | together with what it has already, at most |
 //! |---|---|
-//! | folios that are being filled | half of the cache without what all files have of these; and three quarters without what all have of both kinds |
+//! | folios that are being filled | half of the cache without what all files have of these; and three quarters without what all have of both kinds. If nobody waits for them, half of that |
 //! | copies that are being read | the same; one copy at a time may be more |
 //! | folios that somebody waits for; copies | beyond that, a 64th of what is left up to 13/16 of the cache, at least a page |
 //! | the first of these folios, if reads of the file have ended | the same up to 15/16 |
 //!
-//! So one file alone has at most a quarter of the cache in folios. If the sources of `n` files
-//! hang, each has an `n + 1`th of half of it, and others have as much. Beyond three quarters, what
+//! So one file alone has at most a quarter of the cache in folios, and a sixth of it that nobody
+//! waits for: whoever reads what does not answer, and around it, leaves room to those who wait for
+//! other parts of the file. If the sources of `n` files hang, each has an `n + 1`th of half of the
+//! cache, and others have as much. Beyond three quarters, what
 //! somebody waits for still comes: of any file up to the first limit, and then only of those whose
 //! source has answered before and has nothing else to answer.
 
@@ -132,11 +134,15 @@ impl Shares {
         let left = self.left(all, both);
         let [any_max, known_max, in_a_source_max] = self.waited_max;
         match need {
-            Need::First if mutant::on(Mutant::HungUnbounded) => left.max(self.least_max),
+            Need::First | Need::Nobody if mutant::on(Mutant::HungUnbounded) => {
+                left.max(self.least_max)
+            }
             Need::First if is_known => left.max(self.rest(known_max, both)),
             Need::First => left.max(self.rest(any_max, both)),
             Need::InASource if both <= in_a_source_max => u32::MAX,
-            Need::Nobody | Need::InASource => left,
+            Need::InASource => left,
+            Need::Nobody if mutant::on(Mutant::UnwaitedTakesAll) => left,
+            Need::Nobody => left / 2,
         }
     }
 

@@ -399,6 +399,20 @@ fn a_thousand_sources_that_hang_leave_something_to_those_that_answer() {
 }
 
 #[test]
+fn what_nobody_waits_for_leaves_room_to_who_waits() {
+    let pages_waited_for = || {
+        let pressure = Pressure::new(4096, Order::MAX);
+        let of_file = OnItsWay::default();
+        let begins = |order, need| pressure.shares.fill_begins(&of_file, order, need);
+        while begins(Order::new(4).unwrap(), Need::Nobody) {}
+        (0..4096).take_while(|_| begins(Order::MIN, Need::First)).count()
+    };
+    // A quarter of the cache without a sixth.
+    assert!((4096 / 13..4096 / 11).contains(&pages_waited_for()));
+    assert_eq!(mutant::with(Some(Mutant::UnwaitedTakesAll), pages_waited_for), 0);
+}
+
+#[test]
 fn copies_of_sources_that_hang_are_bounded() {
     let pressure = Pressure::new(2048, Order::MAX);
     let of_files: Vec<_> = (0..200).map(|_| OnItsWay::default()).collect();

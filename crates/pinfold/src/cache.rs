@@ -136,6 +136,9 @@ impl Cache {
     /// - A write that is under way during the `open` and goes on for more than 20 ms may have
     ///   changed the times before the bytes. So may any write with `O_DIRECT`.
     /// - The times of a file on another machine are of its clock, and may be cached here.
+    /// - A file system that is mounted in place of another one, from the same device, may have
+    ///   another file with the same number, length and times: two images made reproducibly do.
+    /// - Of a block device that is open, only the length is compared; closed, it keeps nothing.
     ///
     /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
     /// is dropped by the next `open`: a second change in the same tick of the clock would have had

@@ -142,6 +142,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("replaced-keeps-grown", "nobody here moves a file that has grown; `foreign` sees it"),
     ("first-unbounded", "no source hangs here for so many threads; the tests of `fill` see it"),
     ("hung-unbounded", "no source hangs here; the tests of `fill` see it"),
+    ("unwaited-takes-all", "no source hangs here; the tests of `pressure` see it"),
     ("copy-keeps-turn", "no source hangs here; the tests of `pressure` see it"),
     ("over-stays", "to keep the wrong pages is no error; `sim::against_cache` sees it"),
     ("maps-use-all", "to read too much is no error; the tests of `space` see it"),

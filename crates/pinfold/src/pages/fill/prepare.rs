@@ -57,8 +57,9 @@ fn begin(reader: &Handle, wish: Order, first: bool) -> Option<Order> {
         return begins(wish, Need::InASource).then_some(wish);
     }
     let smaller = (0..=wish.get()).rev().filter_map(Order::new);
-    // Of a larger one, nobody waits for the most part.
-    let need = |order| if order == Order::MIN { Need::First } else { Need::Nobody };
+    // Of a larger one, nobody waits for the most part. The checkers' caches are too small for that.
+    let is_waited_for = |order| order == Order::MIN || cfg!(any(loom, shuttle));
+    let need = |order| if is_waited_for(order) { Need::First } else { Need::Nobody };
     let fits = smaller.into_iter().find(|&order| begins(order, need(order)));
     let in_a_source = || source::in_a_source() && begins(Order::MIN, Need::InASource);
     fits.or_else(|| in_a_source().then_some(Order::MIN))

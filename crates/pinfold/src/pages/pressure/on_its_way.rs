@@ -104,7 +104,7 @@ impl Shares {
     #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn model(frames: u32) -> Self {
         // A quarter of few frames is one: here it is half, for a batch's groups.
-        let each_max = if cfg!(shuttle) { frames } else { frames / 2 };
+        let each_max = if cfg!(shuttle) { 3 * frames / 2 } else { 3 * frames / 4 };
         let all = 2 * frames;
         let (both_max, waited_max) = (all, [REST_SHARE * all; 3]);
         Shares { each_max, both_max, waited_max, least_max: frames, ..Shares::new(frames) }

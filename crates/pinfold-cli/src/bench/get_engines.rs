@@ -219,7 +219,7 @@ pub enum Opened {
     Empty,
     /// A copy of the file in private memory.
     Memcpy(MmapMut),
-    /// The same, and a count for each page.
+    /// A copy of the file, and a count for each of its pages.
     MemcpyAdd(MmapMut, Counts),
     /// The cache, every worker on a handle of its own; the page announced in the worker's own slot.
     Borrow(Cache, pinfold::File),

@@ -90,8 +90,8 @@ impl Global {
         Global::near(mapping, offset).unwrap_or(Global(FAR | offset))
     }
 
-    /// Of a byte so many bytes further on. If that has no global offset, the word is of no use: who
-    /// makes such a one finds frame 0 alone.
+    /// Of a byte so many bytes further on. If that byte has no global offset, the word means
+    /// nothing: `Handle::there` leads such a reader to frame 0, which is refused.
     #[inline(always)]
     pub(crate) fn after(self, bytes: u64) -> Global {
         Global(self.0.wrapping_add(bytes))
@@ -145,7 +145,7 @@ bitflags! {
         const HOLLOW = 1 << 4;
         /// A hollow folio that was written because it was dirty, to leave memory.
         const WRITTEN = 1 << 5;
-        /// A hollow folio whose pages may be one huge page : it is not split.
+        /// A hollow folio whose pages may be one huge page: it is not split.
         const HUGE = 1 << 6;
     }
 }

@@ -30,7 +30,8 @@ impl<const BITS: u32> Lookup<BITS> {
     }
 
     /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a
-    /// page, as far as the directory is known here; else there is [`Self::hint_behind`].
+    /// page, but 0 for an empty slot; as far as the directory is known here. Else there is
+    /// [`Self::hint_behind`].
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
         self.known(at, unit, |head| head, |head| head)

@@ -96,7 +96,7 @@ impl Handle {
             Ok(if held.frame().is_hollow() {
                 self.stamped_outside(&held, page)
             } else {
-                stamp(self.look(held.head(), page << PAGE_SHIFT, AnyPage))
+                self.look(held.head(), page << PAGE_SHIFT, AnyPage).and_then(stamp)
             })
         })
         .map(filled)
@@ -116,13 +116,13 @@ impl Handle {
     /// As the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        stamp(self.found(page, AnyPage))
+        self.found(page, AnyPage).and_then(stamp)
     }
 }
 
 #[inline]
-fn stamp(found: Option<Found<'_>>) -> Option<Optimistic<'_>> {
-    let Found { frame, from, stamp, at, span, .. } = found?;
+fn stamp(found: Found<'_>) -> Option<Optimistic<'_>> {
+    let Found { frame, from, stamp, at, span, .. } = found;
     // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
     let view = unsafe { PageView::of(frame, from, at as usize, span as usize) }?;
     // The check makes length and address those of the folio with this stamp.

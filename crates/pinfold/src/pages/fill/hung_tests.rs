@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{For, prepare};
 use crate::base::mutant::{self, Mutant};
 use crate::error::Cause;
+use crate::frames::PAGE_BYTES;
 use crate::source::Source;
 use crate::{Cache, File, Options, ReadAt, Result};
 
@@ -222,6 +223,31 @@ fn who_waits_for_its_own_file_goes_on_when_a_read_of_it_ends() {
         batch.read(false);
     }
     assert_eq!(handle.mapping.on_its_way.frames(), 0);
+}
+
+/// Of a folio of more than the page that somebody waits for, nobody waits for the most part.
+#[test]
+fn first_folios_of_many_pages_leave_room_to_single_ones() {
+    let large_ones = |mutant| {
+        let cache = Cache::new(Options::new(BUDGET)).unwrap();
+        let (file, _) = file(&cache, "file", true);
+        let batches: Vec<_> = (0..200)
+            .map(|n| {
+                let page = n * 1024;
+                let first = || prepare(file.handle(), page, page + 16, For::Future);
+                mutant::with(mutant, first).unwrap()
+            })
+            .take_while(|batch| batch.end().is_some_and(|end| end % 1024 == 16))
+            .collect();
+        let frames = u64::from(file.handle().mapping.on_its_way.frames());
+        for batch in batches {
+            batch.read(false);
+        }
+        frames
+    };
+    let all = BUDGET / PAGE_BYTES as u64;
+    assert!((all / 8..all / 5).contains(&large_ones(None)));
+    assert!(large_ones(Some(Mutant::UnwaitedTakesAll)) > all / 5, "the mutant does nothing");
 }
 
 fn cache_is_full(file: &File) -> bool {

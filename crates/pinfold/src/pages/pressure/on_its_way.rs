@@ -35,9 +35,9 @@ pub(crate) struct OnItsWay {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Or somebody who then asks for each page of it that has not come.
+    /// Or somebody who then asks for each page of it that has not come, or for one page of it.
     Nobody,
-    /// A thread or a future, for its first page.
+    /// A thread or a future, for its first page alone.
     First,
     /// A thread within a call of a source, for its first page: a fill that is under way waits for
     /// it, so it must not wait for a fill.

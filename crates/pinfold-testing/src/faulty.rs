@@ -255,6 +255,10 @@ impl Source for Faulty {
         }
     }
 
+    fn is_writable(&self) -> bool {
+        self.inner.is_writable()
+    }
+
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         match self.next_fault(Operation::Write, &range_of(offset, buf.len())) {
             None | Some(Fault::Delay(_)) => self.inner.write_at(offset, buf),

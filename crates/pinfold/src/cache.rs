@@ -8,6 +8,7 @@ use crate::access::borrow::Reader;
 use crate::base::barrier::Barrier;
 use crate::base::counters::Event;
 use crate::base::holders::PinHolder;
+use crate::base::sync::Ordering;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
@@ -25,6 +26,7 @@ use crate::source::{
     self, Access, Backing, EngineOptions, FileIdentity, OpenError, Source, SourceStats,
 };
 use crate::stats::Stats;
+use crate::write;
 
 /// A page cache: file pages in this program's memory, under a budget. A clone is a handle to the
 /// same cache, which lives as long as any handle to it or to one of its files, any
@@ -176,10 +178,21 @@ impl Cache {
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
-        let found = source::find(path, Access::Read).map_err(Arc::new)?;
+        let access = match (options.write, options.create) {
+            (false, _) => Access::Read,
+            (true, false) => Access::ReadWrite,
+            (true, true) => Access::Create,
+        };
+        let found = source::find(path, access).map_err(Arc::new)?;
         let (file_id, contents) = (found.identity, found.contents);
-        let file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
-            File::opened(self.core.clone(), mapping, path)
+        let mut file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
+            let file = File::opened(self.core.clone(), mapping, path);
+            if options.write && !file.handle().mapping.backing.is_writable() {
+                let opened = found.open(path, options.direct, &self.core.engine);
+                let backing = Backing::of_file(opened.map_err(Arc::new)?, self.core.engine.clone());
+                drop(file.handle().mapping.backing.adopt(&backing));
+            }
+            file
         } else {
             let opened = found.open(path, options.direct, &self.core.engine);
             let backing = Backing::of_file(opened.map_err(Arc::new)?, self.core.engine.clone());
@@ -192,6 +205,9 @@ impl Cache {
             File::opened(self.core.clone(), mapping, path)
         };
         refresh::on_open(file.handle(), contents.as_ref())?;
+        if options.write {
+            file.allow_writing()?;
+        }
         // It was open before, and keeps its source for as long as it has handles.
         if options.direct == Some(true) && file.handle().mapping.backing.is_buffered() {
             let why = "it is open already, buffered".to_owned();
@@ -220,10 +236,16 @@ impl Cache {
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
         let known = identity.is_some();
-        let file = File::new(self.core.clone(), self.mapping(path, identity, backing, len_bytes)?);
+        let writes = backing.is_writable();
+        let mapping = self.mapping(path, identity, backing, len_bytes)?;
+        let mut file = File::new(self.core.clone(), mapping);
         if known {
             // It may have been cached before, with the length it had then.
             refresh::length(file.handle())?;
+        }
+        if writes {
+            // One that is mapped is read only.
+            let _ = file.allow_writing();
         }
         Ok(file)
     }
@@ -246,6 +268,22 @@ impl Cache {
     #[cfg(any(feature = "map", test))]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+
+    /// [`File::sync_data`] of each file that has bytes that are not durable, open or not.
+    ///
+    /// # Errors
+    /// The first error; the other files are synced all the same. [`ErrorKind::Write`];
+    /// [`ErrorKind::Forked`].
+    pub fn sync(&self) -> Result<()> {
+        self.core.check_owner()?;
+        let mut result = Ok(());
+        for mapping in self.core.mappings.all() {
+            if mapping.written.unsynced_pages() > 0 {
+                result = result.and(write::sync::sync(&self.core, &mapping, true));
+            }
+        }
+        result
     }
 
     /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep
@@ -350,7 +388,7 @@ impl Cache {
             deferred_bytes: deferred_pages * page,
             budget_bytes,
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
-            dirty_bytes: 0,
+            dirty_bytes: core.unsynced_pages.load(Ordering::Relaxed) * page,
             pinned_bytes: sum(Event::PinnedPages).saturating_sub(unpinned) * page,
             metadata_bytes,
             directories_bytes: kept.directories_bytes,

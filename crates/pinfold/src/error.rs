@@ -42,7 +42,8 @@ pub struct Error(Arc<Cause>);
 #[non_exhaustive]
 pub enum ErrorKind {
     /// What was asked for is never possible: an option without sense, a range that is empty,
-    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache.
+    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache, writing to
+    /// a file that was opened for reading.
     Invalid,
     /// The file ends before the page or range. Stop there, or [refresh](crate::File::refresh) it.
     BeyondEnd,
@@ -58,6 +59,9 @@ pub enum ErrorKind {
     /// The source or the swap failed or panicked, a deadline passed, or no thread of the cache was
     /// free for a future (both [`TimedOut`](io::ErrorKind::TimedOut)). The next read tries again.
     Read,
+    /// The source failed to take bytes that were written, or to make them durable: a full disk, for
+    /// example. They stay in the cache. The next sync gives them to the source again.
+    Write,
     /// The budget is full of memory that cannot be evicted, and no read of the cache ended for two
     /// seconds, or for thirty while reads were under way. Drop guards and pins, or try later. The
     /// message says what has the memory.
@@ -71,8 +75,9 @@ pub enum ErrorKind {
     TooMany,
     /// More than can ever be pinned or held at once. Do it in pieces.
     TooLarge,
-    /// Others use it: a folio that has to move before it is pinned is held; or the file is mapped,
-    /// and is to be served, or the other way round.
+    /// Others use it: a folio that has to move before it is pinned is held, or one that is written
+    /// to is pinned; or the file is to be used by two of these: maps of this process, other
+    /// processes, and writing.
     Busy,
     /// The cache belongs to the parent of this forked process ([`Cache`](crate::Cache#forking)).
     Forked,
@@ -150,12 +155,14 @@ impl Cause {
             | Cause::WrongRange { .. }
             | Cause::OutsidePin { .. }
             | Cause::Foreign { .. }
+            | Cause::NotWritable { .. }
             | Cause::SpaceBudget { .. } => ErrorKind::Invalid,
             Cause::Truncated { .. } => ErrorKind::Truncated,
             Cause::Open(_) => ErrorKind::Open,
             Cause::BadSource { .. } | Cause::TooLong { .. } => ErrorKind::Unsupported,
             Cause::SourceChanged { .. } => ErrorKind::Changed,
             Cause::Read { .. } | Cause::Length { .. } | Cause::SwapRead { .. } => ErrorKind::Read,
+            Cause::Write { .. } | Cause::Sync { .. } => ErrorKind::Write,
             Cause::NoMemory { .. } => ErrorKind::NoMemory,
             Cause::OwnMemory { cause, .. } => cause.kind(),
             Cause::TooManyFiles { .. }
@@ -163,7 +170,10 @@ impl Cause {
             | Cause::TooManyReaders { .. }
             | Cause::TooManyPins { .. } => ErrorKind::TooMany,
             Cause::PinTooLarge { .. } | Cause::HoldTooLarge { .. } => ErrorKind::TooLarge,
-            Cause::PinHeld { .. } | Cause::MappedOrServed { .. } => ErrorKind::Busy,
+            Cause::PinHeld { .. }
+            | Cause::WriteHeld { .. }
+            | Cause::MappedOrServed { .. }
+            | Cause::MappedOrWritten { .. } => ErrorKind::Busy,
             Cause::Mirror { cause, .. } if cause.kind() == io::ErrorKind::TimedOut => {
                 ErrorKind::Busy
             }
@@ -240,6 +250,8 @@ impl Cause {
             Cause::System { cause, .. }
             | Cause::Mirror { cause, .. }
             | Cause::Read { cause, .. }
+            | Cause::Write { cause, .. }
+            | Cause::Sync { cause, .. }
             | Cause::Length { cause, .. }
             | Cause::BadSource { cause, .. }
             | Cause::Map { cause, .. }

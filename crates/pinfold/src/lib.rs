@@ -57,7 +57,8 @@
 //! and which parts of a large one are used (`docs/borrow.md` says when). Eviction forgets uses if
 //! memory is short.
 //!
-//! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
+//! Files are written to by [`File::write_at`], if they are opened so ([`FileOptions::write`]), and
+//! own memory ([`Space::map_anon`]) by plain stores.
 //!
 //! # Examples
 //!
@@ -198,6 +199,8 @@ mod options;
 mod pages;
 pub mod source;
 mod stats;
+#[cfg(not(loom))]
+mod write;
 
 pub use access::pin::PinnedRange;
 pub use base::holders::PinHolder;

@@ -161,7 +161,7 @@ impl Options {
     }
 }
 
-/// Options of a file.
+/// Options of a file, such as `FileOptions { write: true, ..FileOptions::default() }`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileOptions {
     /// Whether the file is read by direct I/O, or through the kernel's page cache. `None`, the
@@ -171,4 +171,12 @@ pub struct FileOptions {
     /// refused later. A file that is open already keeps what it has.
     /// [`Cache::sources`](crate::Cache::sources) says which.
     pub direct: Option<bool>,
+    /// Whether the file is written to, too. `false`, the default: [`File::write_at`] and its like
+    /// fail. A file that is open for reading already is opened once more.
+    ///
+    /// [`File::write_at`]: crate::File::write_at
+    pub write: bool,
+    /// Whether a file that does not exist is made, empty, with the rights that the process's umask
+    /// leaves of `rw-rw-rw-`. Only if it is written to. `false` by default.
+    pub create: bool,
 }

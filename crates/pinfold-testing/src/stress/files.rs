@@ -108,7 +108,7 @@ impl Subject {
 }
 
 pub(super) fn open(cache: &Cache, path: &Path, direct: Option<bool>) -> Result<File> {
-    cache.open_with(path, FileOptions { direct })
+    cache.open_with(path, FileOptions { direct, ..FileOptions::default() })
 }
 
 /// All files of a run.

@@ -37,6 +37,9 @@ pub(crate) struct Found<'a> {
 
 /// What a way in needs of a folio, and how a failure is counted.
 pub(crate) trait Want: Copy {
+    /// Whether a slot will show it.
+    const BORROWS: bool = false;
+
     /// Where the folio begins, and its length.
     #[inline(always)]
     fn readable(self, frame: &Frame) -> (Global, u64) {
@@ -59,10 +62,13 @@ pub(crate) trait Want: Copy {
     fn misfit(self, _: &Handle, _: &Frame, _: u64) {}
 }
 
+/// To be borrowed.
 #[derive(Clone, Copy)]
 pub(crate) struct WholePage;
 
 impl Want for WholePage {
+    const BORROWS: bool = true;
+
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         // Compares the last byte: no overflow, as all of these are multiples of a page.
@@ -70,11 +76,19 @@ impl Want for WholePage {
     }
 }
 
-/// With at least one byte of the file.
+/// To be borrowed, with at least one byte of the file.
 #[derive(Clone, Copy)]
 pub(crate) struct AnyPage;
 
-impl Want for AnyPage {}
+impl Want for AnyPage {
+    const BORROWS: bool = true;
+}
+
+/// With at least one byte of the file, of which copies will be made.
+#[derive(Clone, Copy)]
+pub(crate) struct CopiedPage;
+
+impl Want for CopiedPage {}
 
 /// Of a folio that a counted guard may be taken of at once.
 #[derive(Clone, Copy)]
@@ -160,7 +174,8 @@ impl Handle {
         want: W,
     ) -> Option<Found<'a>> {
         // Step 2.
-        let Some(stamp) = frame.read_begin() else {
+        let stamp = if W::BORROWS { frame.borrow_begin() } else { frame.read_begin() };
+        let Some(stamp) = stamp else {
             if self.is_nothing(frame) {
                 want.absent::<{ Event::Absent as usize }>(self);
             } else {

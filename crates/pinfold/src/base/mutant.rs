@@ -381,6 +381,16 @@ mutants! {
     /// A new length can be seen before pages of the old one have left the maps.
     LengthBeforeMaps,
 
+    /// A slot may show a folio whose guards are counted.
+    BorrowByCount,
+    /// A folio that was changed is not marked.
+    DirtUnmarked,
+    /// What could not be written counts as written.
+    FailedStaysWritten,
+    /// After a sync that has failed, what was written is clean.
+    SyncFailedIsClean,
+    /// A sync that began before a call will do for it.
+    SyncOfOthers,
     /// Dirty folios are dropped and evicted like any other.
     LoseDirty,
 

@@ -65,6 +65,24 @@ pub(crate) enum Cause {
     /// passed, or no thread of the cache was free for a future. The bytes asked are whole pages.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read { path: PathBuf, offset: u64, asked_bytes: u64, cause: Arc<io::Error> },
+    /// The source failed or panicked, or took only a part. The bytes stay in the cache.
+    #[error("cannot write {bytes} bytes at {offset} of {}: {cause}", path.display())]
+    Write { path: PathBuf, offset: u64, bytes: u64, cause: Arc<io::Error> },
+    /// As above; or its length was not set.
+    #[error("cannot {what} {}: {cause}", path.display())]
+    Sync { path: PathBuf, what: String, cause: Arc<io::Error> },
+    #[error("cannot write to {}: {why}", path.display())]
+    NotWritable { path: PathBuf, why: &'static str },
+    #[error(
+        "cannot write to {} at {offset}: the folio there is pinned, or all of it is held, for too \
+         long", path.display()
+    )]
+    WriteHeld { path: PathBuf, offset: u64 },
+    #[error(
+        "cannot {what} {}: a file that is open for writing cannot be mapped, nor served to other \
+         processes", path.display()
+    )]
+    MappedOrWritten { path: PathBuf, what: &'static str },
     #[error("cannot tell the length of {}: {cause}", path.display())]
     Length { path: PathBuf, cause: Arc<io::Error> },
     #[error("cannot use the source of {}: {cause}", path.display())]

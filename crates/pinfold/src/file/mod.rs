@@ -6,6 +6,7 @@
 //! completions   futures for a program with an event loop of its own
 //! owned         bytes of a range that own what keeps them
 //! reading       the standard library's traits, many reads by a future
+//! writing       writing, and making it durable
 //! testing       what tests do to a file (feature `testing`)
 //! kept          a counted guard with a share of its file
 //! mod           `File`
@@ -19,6 +20,7 @@ pub(crate) mod owned;
 pub(crate) mod ranges;
 pub(crate) mod reading;
 pub(crate) mod refresh;
+pub(crate) mod writing;
 
 use std::fmt::Debug;
 use std::ops::{Range, RangeBounds};
@@ -70,6 +72,7 @@ pub struct File {
     handle: Handle,
     /// By which it was opened, if that is not the mapping's.
     path: Option<Arc<Path>>,
+    pub(crate) writes: bool,
 }
 
 // As for `Cache`.
@@ -90,7 +93,7 @@ impl File {
         let frames = core.frames.frames() as usize;
         let window_max =
             core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
-        File { handle: Handle::new(core, mapping, window_max), path: None }
+        File { handle: Handle::new(core, mapping, window_max), path: None, writes: false }
     }
 
     pub(crate) fn opened(core: Arc<Core>, mapping: Arc<Mapping>, path: &Path) -> Self {
@@ -527,6 +530,7 @@ impl Clone for File {
         }
         let mut clone = File::new(self.handle.core.clone(), self.handle.mapping.clone());
         clone.path.clone_from(&self.path);
+        clone.writes = self.writes;
         clone
     }
 }
@@ -535,6 +539,7 @@ impl Drop for File {
     fn drop(&mut self) {
         if self.handle.core.owner.is_here() {
             fill::end_ahead(&self.handle);
+            writing::sync_if_last(self);
             close(&self.handle.core, &self.handle.mapping);
         }
     }
@@ -546,7 +551,8 @@ fn close(core: &Core, mapping: &Mapping) {
     let is_device = mapping.is_of_system() && mapping.read_under().is_none();
     let was_last = source.is_some();
     if for_good || (was_last && (is_device || source.is_deleted())) {
-        freeze::drop_clean(core, mapping, 0..PAGES_END);
+        // What could not be written before goes, too: nobody can open it any more.
+        freeze::discard(core, mapping, 0..PAGES_END);
     } else if was_last && !mapping.is_of_system() {
         // The source may never answer. Whoever opens the file again has a source that does.
         freeze::drop_on_their_way(core, mapping);

@@ -119,12 +119,16 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
 pub(crate) fn length(handle: &Handle) -> Result<u64> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
+    if mapping.written.unsynced_pages() > 0 {
+        return Ok(0); // as in `renew`
+    }
     // Held across the question and the answer: the later of two answers must win.
     let resizing = mapping.resizing.lock();
     let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
     // Futures are woken when that mutex is released.
     let bytes = wait::together(|| {
         let gone = freeze::resize(&handle.core, mapping, len_bytes);
+        mapping.written.set_source_bytes(len_bytes);
         drop(resizing);
         gone.let_go(&handle.core)
     });
@@ -139,6 +143,9 @@ const APPEND_LOOKS: u32 = 16;
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
+    if mapping.written.unsynced_pages() > 0 {
+        return Ok((Changed::No, 0)); // its length is the cache's
+    }
     let mut resizing = mapping.resizing.lock();
     let length_error = |cause: std::io::Error| Cause::Length {
         path: mapping.path.clone(),
@@ -195,6 +202,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
             let grown = changed == Changed::Grown;
             mapping.set_read_under(if grown { now.as_grown() } else { now });
         }
+        mapping.written.set_source_bytes(len_bytes);
         *resizing = len_bytes;
         drop(resizing);
         (changed, all + gone.let_go(core))

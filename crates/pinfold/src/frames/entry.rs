@@ -17,9 +17,8 @@
 //! | tail of a folio | frozen | odd | 0 | stale | the head's owner |
 //! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler |
 //! | live | 1 or more | even | 0 | set | shared |
-//! | live, bytes changing in place (of models only: nothing writes yet) | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
-//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
-//! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation |
+//! //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
+//! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation, a writer |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
 //! # Transitions
@@ -32,12 +31,11 @@
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer (`models/writer.rs`; docs/design.md says how it will be), holding the mapping's `change` mutex |
-//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
-//! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation, having finished |
+//! //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
+//! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation or a writer, having finished (a writer by `change_end_by_count`) |
 //! | frozen for change | being freed | out of the index, `forget_identity` | eviction; migration, of the old folio |
 //! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
-//! | live | gone | `change_begin`, out of the index, `forget_identity` | `freeze/drop.rs`, and `map/` for folios that become hollow: used or not |
+//! | live | gone | `change_begin`, out of the index, `forget_identity` | `freeze/drop.rs`; a writer, of what its copy replaces; `map/` for folios that become hollow: used or not |
 //! | gone | being freed | `count.put(n)` says "last" | the last holder |
 //! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
 //!
@@ -171,6 +169,10 @@ impl Identity {
     }
 }
 
+/// Set in an even version: no slot shows the folio, and none may; its guards are counted. So a
+/// writer need not look at the slots again. Any later change may clear it.
+const BY_COUNT: u64 = 2;
+
 /// An even version, as seen by [`Frame::read_begin`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
@@ -182,7 +184,7 @@ pub(crate) struct Stamp(u64);
 pub(crate) struct Frame {
     /// The references and pins to the folio.
     pub(crate) count: Count,
-    /// Odd while identity or bytes may change.
+    /// Odd while identity or bytes may change; an even one may have [`BY_COUNT`].
     version: AtomicU64,
     /// The [`Global`] of the byte that the folio begins with.
     start: AtomicU64,
@@ -243,9 +245,26 @@ impl Frame {
     /// read is valid only if [`Frame::read_retry`] returns false after them.
     #[inline]
     pub(crate) fn read_begin(&self) -> Option<Stamp> {
+        self.stamp_without(1)
+    }
+
+    /// As [`read_begin`](Self::read_begin), for a folio that a slot may show.
+    #[inline]
+    pub(crate) fn borrow_begin(&self) -> Option<Stamp> {
+        self.stamp_without(if mutant::on(Mutant::BorrowByCount) { 1 } else { 1 | BY_COUNT })
+    }
+
+    #[inline(always)]
+    fn stamp_without(&self, bits: u64) -> Option<Stamp> {
         // Acquire: pairs with the Release store in `change_end`.
         let version = self.version.load(Ordering::Acquire);
-        (version & 1 == 0).then_some(Stamp(version))
+        (version & bits == 0).then_some(Stamp(version))
+    }
+
+    /// Whether its guards are counted, all of them.
+    pub(crate) fn is_by_count(&self) -> bool {
+        // Relaxed: a hint, or the caller has made it odd.
+        self.version.load(Ordering::Relaxed) & BY_COUNT != 0
     }
 
     /// Ends a read: true if anything may have changed since `stamp`.
@@ -290,12 +309,22 @@ impl Frame {
     /// Ends a change or a fill: identity and bytes are now valid. Panics if none is in progress.
     #[inline]
     pub(crate) fn change_end(&self) {
+        self.end_with(0);
+    }
+
+    /// [`change_end`](Self::change_end) of a folio that no slot shows: none may from here on.
+    pub(crate) fn change_end_by_count(&self) {
+        self.end_with(BY_COUNT);
+    }
+
+    #[inline(always)]
+    fn end_with(&self, bits: u64) {
         // Relaxed: as in `change_begin`.
         let version = self.version.load(Ordering::Relaxed);
         let version = if mutant::on(Mutant::FreezeStaysEven) { version | 1 } else { version };
         assert!(version & 1 == 1, "no change of this folio to end (version {version})");
         // Release: pairs with the Acquire load in `read_begin`.
-        self.version.store(version + 1, Ordering::Release);
+        self.version.store((version | 1 | BY_COUNT) + 1 + bits, Ordering::Release);
     }
 
     #[inline]

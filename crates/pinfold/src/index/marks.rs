@@ -1,17 +1,14 @@
-//! Marks: which folios are dirty, under writeback, or to be written by the running sync. Only tests
-//! set one until writing is implemented. It is set in all slots of a folio: so a split or a
+//! Marks: which folios are dirty, under writeback, or to be written by the running sync. It is set in all slots of a folio: so a split or a
 //! replacement keeps it. A parent's bit for a child is set exactly while the child has a bit set.
 
 use super::entry::Entry;
 use super::node::{Node, slot_mask};
 use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
-#[cfg(test)]
 use crate::base::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// `None`: there is no folio; else whether `mark` was clear before.
-    #[cfg(test)]
     pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
         let was = self.seat_marked(seat, mark);
@@ -25,7 +22,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     }
 
     /// `None`: there is no folio; else whether `mark` was set before.
-    #[cfg(test)]
     pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
         let was = self.seat_marked(seat, mark);
@@ -78,7 +74,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
-    #[cfg(test)]
     fn set_bits(&self, mut node: Node<'a, BITS>, mut mask: u64, mark: Mark) {
         // Ends: one level higher each time.
         loop {

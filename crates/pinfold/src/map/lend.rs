@@ -123,7 +123,12 @@ pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&
 
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
-    let mirror = handle.mapping.mirror(&handle.core)?;
+    let mapping = &handle.mapping;
+    let mirror = mapping.mirror(&handle.core)?;
+    // Looked for once there is a mirror, for which who opens the file for writing looks.
+    if mapping.written.is_writable() {
+        return Err(Cause::MappedOrWritten { path: mapping.path.clone(), what: "map" }.into());
+    }
     mirror.grow(bytes)?;
     Ok(mirror)
 }

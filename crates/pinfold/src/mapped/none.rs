@@ -48,6 +48,13 @@ impl MappedOfCache {
     pub(crate) fn count(&self, _: &mut Stats) {}
 }
 
+impl MappedOfFile {
+    #[expect(clippy::unused_self, reason = "as with maps")]
+    pub(crate) fn has_mirror(&self) -> bool {
+        false
+    }
+}
+
 impl PieceTurns {
     #[expect(clippy::unused_self, reason = "as with maps")]
     pub(crate) fn has_piece(&self) -> bool {

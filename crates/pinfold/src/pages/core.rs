@@ -7,6 +7,7 @@ use crate::base::counters::Counters;
 use crate::base::fork::OwnerProcess;
 use crate::base::holders::Holders;
 use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{AtomicU64, Ordering};
 use crate::base::wait::Waiters;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -40,6 +41,8 @@ pub(crate) struct CoreParts {
     pub(crate) mappings: Mappings,
     pub(crate) residency: Residency,
     pub(crate) pressure: Pressure,
+    /// Of all files, see `Written`.
+    pub(crate) unsynced_pages: AtomicU64,
     pub(crate) waiters: Waiters,
     /// Readers do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
@@ -75,6 +78,7 @@ impl Core {
             mappings: Mappings::new(),
             residency: Residency::new(pages),
             pressure,
+            unsynced_pages: AtomicU64::new(0),
             waiters: Waiters::new(),
             readers: Arc::new(Readers::new(options.barrier())),
             deferred: Deferred::new(),
@@ -153,10 +157,21 @@ impl Core {
 
     /// Takes the folio at `head`, whose version is odd, out of the index, and its identity away.
     pub(crate) fn remove(&self, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
+        let is_clean = changing.writer(&self.nodes).is_clean(page);
         let removed = changing.writer(&self.nodes).remove(page);
+        if let Some(folio) = removed.filter(|_| !is_clean) {
+            self.add_unsynced(changing.mapping(), -((folio.end() - folio.page) as i64));
+        }
         assert_eq!(removed.map(|folio| folio.frame), Some(head), "removed another folio");
         changing.folio_removed();
         self.frames.frame(head).forget_identity();
+    }
+
+    /// Under the `change` mutex: so many pages more, or less, are not clean.
+    pub(crate) fn add_unsynced(&self, mapping: &Mapping, pages: i64) {
+        mapping.written.add_unsynced(pages);
+        // Relaxed: a number.
+        self.unsynced_pages.fetch_add(pages.cast_unsigned(), Ordering::Relaxed);
     }
 
     /// Frees the folio if that was the last reference.

@@ -2,7 +2,8 @@
 //!
 //! # Locks
 //!
-//! `resizing` is taken before all others, and is the only lock held during a call of the source.
+//! `syncing` (`written.rs`) is taken before all others, then `resizing`. Only these two are held
+//! during a call of the source, and `resizing` while a write makes the file longer.
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
 //! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising
 //! order of their numbers. Under a `change` mutex nothing is read, and no frame or node is
@@ -22,6 +23,7 @@ use crate::frames::{FrameNumber, MAPPINGS_END, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
+use crate::pages::written::Written;
 use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -61,6 +63,7 @@ pub(crate) struct Mapping {
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     pub(crate) mapped: MappedOfFile,
     pub(crate) on_its_way: OnItsWay,
+    pub(crate) written: Written,
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
     handles: AtomicU64,
@@ -173,6 +176,11 @@ impl Mapping {
         self.handles.load(Ordering::Relaxed) == 0 // a hint, without the table's mutex
     }
 
+    /// A hint, without the table's mutex.
+    pub(crate) fn is_last_handle(&self) -> bool {
+        self.handles.load(Ordering::Relaxed) == 1
+    }
+
     pub(crate) fn is_of_system(&self) -> bool {
         matches!(self.identity, Some(FileIdentity { key: FileKey::File(_), .. }))
     }
@@ -185,6 +193,19 @@ impl Mapping {
         // Release: pairs with the acquire in `len_bytes`.
         self.len_bytes.store(bytes, Ordering::Release);
         mutant::pause();
+    }
+
+    /// Under the `change` mutex: a write has reached byte `end`.
+    pub(crate) fn reach(&self, end: u64) {
+        if end > self.len_bytes() {
+            self.set_len_bytes(end);
+        }
+    }
+
+    /// So many bytes the source has, of those that the file has. What is beyond is zeros, until it
+    /// is written.
+    pub(crate) fn source_bytes(&self) -> u64 {
+        self.len_bytes().min(self.written.source_bytes())
     }
 
     pub(crate) fn change(&self) -> Changing<'_> {
@@ -309,7 +330,11 @@ impl Mappings {
             let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
             let changed = changed(&mapping, identity.as_ref(), &path);
             let contents = identity.as_ref().and_then(|identity| identity.contents.as_ref());
-            let rewritten = nobodys && mapping.is_of_system() && !mapping.has_pages_of(contents);
+            let rewritten = nobodys
+                && mapping.is_of_system()
+                && mapping.written.unsynced_pages() == 0
+                && (!mapping.has_pages_of(contents)
+                    || mapping.mapped.has_mirror() && backing.is_writable());
             let outdates = changed.is_some() || rewritten;
             if let Some(error) = changed.filter(|_| !nobodys) {
                 return Err(error);
@@ -341,6 +366,7 @@ impl Mappings {
             backing,
             mapped: MappedOfFile::default(),
             on_its_way: OnItsWay::default(),
+            written: Written::new(len_bytes),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),
@@ -373,7 +399,7 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Without handles a mapping has no source. (Dirty folios will need it until they are written.)
+    /// Without handles a mapping has no source, unless it has what could not be written.
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
         let _table = self.table.lock();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
@@ -383,6 +409,9 @@ impl Mappings {
         }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
+        if mapping.written.unsynced_pages() > 0 && !for_good {
+            return Closed { for_good, source: LetGo::default() };
+        }
         Closed { for_good, source: mapping.backing.let_go() }
     }
 

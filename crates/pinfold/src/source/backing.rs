@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use crate::base::sync::locks::RwLock;
@@ -19,8 +19,9 @@ use super::own_ring::{self, OwnRing};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
-use super::{Extent, FileIdentity, Hint, Source, SourceStats, extent};
+use super::{AlignedBuffer, Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
+use crate::frames::PAGE_BYTES;
 #[cfg(all(feature = "serve", not(loom)))]
 use crate::base::threads::NotStarted;
 
@@ -173,6 +174,73 @@ impl Backing {
         let result = request::settle(extents, read);
         self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
         result
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        guarded("is_writable", || Ok(self.source().is_writable())).unwrap_or(false)
+    }
+
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.file().is_some_and(|file| file.is_deleted())
+    }
+
+    /// Carries out all writes at once, and waits for their ends: the result of each.
+    pub(crate) fn write_all(&self, writes: &[(u64, Vec<Extent<'_>>)]) -> Vec<io::Result<()>> {
+        let (tell, told) = mpsc::channel();
+        let request = |(n, (offset, extents)): (usize, &(u64, Vec<Extent<'_>>))| {
+            let tell = tell.clone();
+            let completion = move |result| drop(tell.send((n, result)));
+            // SAFETY: of both: this call waits until all completions were called.
+            let owned = |it: &Extent<'_>| unsafe { Extent::new(it.address(), it.bytes()) };
+            let extents = extents.iter().map(owned).collect();
+            // SAFETY: as above.
+            unsafe { Request::write(*offset, extents, Box::new(completion)) }.awaited()
+        };
+        let mut requests: Vec<_> = writes.iter().enumerate().map(request).collect();
+        drop(tell);
+        let _ = self.try_submit(&mut requests);
+        // What nobody takes, this thread does.
+        for mut request in requests {
+            request.start_clock(&self.meter, &self.engine.under_way);
+            let done = guarded("a write", || self.source().carry_out(&request));
+            request.finish(done);
+        }
+        let mut results: Vec<_> = writes.iter().map(|_| Ok(())).collect();
+        // Ends: each request tells its end once.
+        while let Ok((n, result)) = told.recv() {
+            results[n] = result.map(drop);
+        }
+        results
+    }
+
+    /// Writes the last bytes of the source, from the start of a page on.
+    pub(crate) fn write_tail(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let source = self.source();
+        let _call = self.engine.begin_call();
+        let since = Instant::now();
+        let written = guarded("a write", || match self.file() {
+            Some(file) => file.write_tail(offset, bytes),
+            None if source.alignment() == 1 => source.write_at(offset, bytes),
+            None => {
+                let mut block = AlignedBuffer::zeroed(PAGE_BYTES, PAGE_BYTES);
+                block[..bytes.len()].copy_from_slice(bytes);
+                let blocks = bytes.len().next_multiple_of(source.alignment());
+                source.write_at(offset, &block[..blocks])?;
+                source.set_len(offset + bytes.len() as u64)
+            }
+        });
+        let counted = written.as_ref().map(|()| bytes.len());
+        let counted = counted.map_err(|cause| cause.kind().into());
+        self.meter.write.count(since.elapsed(), bytes.len(), &counted);
+        written
+    }
+
+    pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
+        guarded("set_len", || self.source().set_len(bytes))
+    }
+
+    pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
+        guarded("sync", || self.source().sync(data_only))
     }
 
     /// The calling thread's ring for a batch of reads, if it may have one for this source.

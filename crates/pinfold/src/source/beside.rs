@@ -115,16 +115,16 @@ impl Beside {
         if age.is_none_or(|age| age.abs() >= WRITTEN_AFTER_S) {
             self.tail.store(UNKNOWN, Ordering::Relaxed); // see above
         } else if before < len_bytes {
-            self.second.get_or_init(|| open_again(first).ok());
+            self.second.get_or_init(|| open_again(first, OFlags::RDONLY).ok());
             let tail = before.saturating_sub(READ_AGAIN_BYTES) / PAGE * PAGE;
             self.tail.store(tail, Ordering::Relaxed); // see above
         }
     }
 }
 
-fn open_again(first: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn open_again(first: &OwnedFd, mode: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", first.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let flags = mode | OFlags::CLOEXEC | OFlags::NOCTTY;
     let second = uninterrupted(|| rustix::fs::open(path.as_str(), flags, Mode::empty()))?;
     let _ = rustix::fs::fadvise(&second, 0, None, Advice::Random);
     Ok(second)

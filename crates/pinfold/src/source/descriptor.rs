@@ -4,11 +4,12 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
-use rustix::fs::{Advice, AtFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{Advice, AtFlags, OFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::Errno;
 
-use super::beside::{Beside, TRIES_MAX, refuses_direct};
+use super::beside::{Beside, TRIES_MAX, open_again, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
 use super::request::{Direction, underlong};
@@ -34,6 +35,8 @@ pub(super) struct Descriptor {
     pub(super) by_own_rings: bool,
     /// If it is read directly, unless it was opened for direct I/O alone.
     pub(super) beside: Option<Beside>,
+    /// Through which its last page is written, if it is written to directly.
+    pub(super) tail: OnceLock<OwnedFd>,
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +135,7 @@ impl Descriptor {
             begins_at_once: false,
             by_own_rings: false,
             beside: (alignment > 1).then(Beside::new),
+            tail: OnceLock::new(),
         }
     }
 
@@ -252,6 +256,35 @@ impl Descriptor {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file was opened for reading only"))
+    }
+
+    /// Writes the last bytes of the file, from the start of a page on, through the kernel's page
+    /// cache: so after a crash the file ends where it did or where it does, and not with a block.
+    pub(super) fn write_tail(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let extents = [Extent::to_write(bytes)];
+        if self.alignment == 1 {
+            return self.transfer(Direction::Write, offset, &extents).map(drop);
+        }
+        self.check_writable()?;
+        check_file_end(offset + bytes.len() as u64)?;
+        let fd = match self.tail.get() {
+            Some(fd) => fd,
+            None => {
+                let fd = open_again(&self.fd, OFlags::RDWR)?;
+                self.tail.get_or_init(|| fd)
+            }
+        };
+        let (mut done, mut tries) = (0, TRIES_MAX);
+        // Ends: each turn writes a byte, or is one of a bounded number of tries.
+        while done < bytes.len() {
+            match rustix::io::pwrite(fd, &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(underlong(done, bytes.len())),
+                Ok(written) => done += written,
+                Err(Errno::INTR) if tries > 0 => tries -= 1,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn contents(&self) -> io::Result<Option<Contents>> {

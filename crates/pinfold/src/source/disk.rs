@@ -1,6 +1,6 @@
 //! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct
-//! I/O is refused. A write must be whole blocks, so writing the last page makes the file longer;
-//! the writer calls `set_len` afterwards.
+//! I/O is refused. A direct write must be whole blocks; the last page of a file, if it is not whole, is
+//! written through the kernel's page cache (`Descriptor::write_tail`).
 //!
 //! What is buffered is cached twice. A program that does not want that says [`Hint::DontNeed`].
 
@@ -51,6 +51,10 @@ impl Source for Disk {
 
     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         self.file.transfer(Direction::Read, offset, extents)
+    }
+
+    fn is_writable(&self) -> bool {
+        self.file.writable
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -45,6 +45,10 @@ impl Source for Memory {
         Ok(bytes)
     }
 
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.write_extents_at(offset, &[Extent::to_write(buf)])
     }

@@ -13,8 +13,8 @@
 //! | [`Source::advise`] | the source learns how the program will use a range |
 //! | [`Source::alignment`] | offsets, lengths and addresses suit a device |
 //!
-//! The cache does not write yet: `write_at`, `write_extents_at`, `set_len` and `sync` are called by
-//! programs only.
+//! A source that [is writable](Source::is_writable) implements `write_at`, `set_len` and `sync`,
+//! too.
 
 // It stands on `base/`; a file uses only those below it.
 //
@@ -247,6 +247,12 @@ pub trait Source: Send + Sync + Debug {
             extent::scatter(extents, done, &chunk[..got]);
             Ok(got)
         })
+    }
+
+    /// Whether it can be written to: then files of it can be ([`File::write_at`](crate::File)).
+    /// `false` by default. Constant for the life of the source.
+    fn is_writable(&self) -> bool {
+        false
     }
 
     /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer. The

@@ -53,6 +53,8 @@ pub(crate) enum Access {
     #[default]
     Read,
     ReadWrite,
+    /// It is made if it does not exist.
+    Create,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -118,8 +120,11 @@ pub(crate) struct Opened {
 pub(crate) fn find(path: &Path, access: Access) -> Result<FoundFile, OpenError> {
     let system = OpenError::system(path);
     // Checked before opening: opening a pipe or a device may have effects.
-    let before = rustix::fs::stat(path).map_err(&system)?;
-    check_type(path, FileType::from_raw_mode(before.st_mode))?;
+    match rustix::fs::stat(path) {
+        Ok(before) => check_type(path, FileType::from_raw_mode(before.st_mode))?,
+        Err(Errno::NOENT) if access == Access::Create => {}
+        Err(errno) => return Err(system(errno)),
+    }
     let fd = open_fd(path, access).map_err(&system)?;
     let stat = rustix::fs::fstat(&fd).map_err(&system)?;
     check_type(path, FileType::from_raw_mode(stat.st_mode))?;
@@ -165,7 +170,7 @@ impl FoundFile {
         let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
         let mut file = Descriptor {
             block_device,
-            writable: access == Access::ReadWrite,
+            writable: access != Access::Read,
             begins_at_once: block_device || is_of(&BEGIN_AT_ONCE),
             ..Descriptor::of(fd, alignment)
         };
@@ -200,9 +205,11 @@ fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     let mode = match access {
         Access::Read => OFlags::RDONLY,
         Access::ReadWrite => OFlags::RDWR,
+        Access::Create => OFlags::RDWR | OFlags::CREATE,
     };
     let guarded = mode | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    uninterrupted(|| rustix::fs::open(path, guarded, Mode::empty()))
+    let rights = Mode::from_raw_mode(0o666);
+    uninterrupted(|| rustix::fs::open(path, guarded, rights))
 }
 
 /// Whether the content of the file is as long as `told_bytes`. See the head of this file.

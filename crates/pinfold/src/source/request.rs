@@ -172,20 +172,34 @@ impl Request {
         extents: Vec<Extent<'static>>,
         completion: Box<dyn CompletionHandler>,
     ) -> Self {
+        Self::of(Direction::Read, offset, extents, completion)
+    }
+
+    /// A write of them.
+    ///
+    /// # Safety
+    /// As [`read`](Self::read); and their bytes do not change.
+    pub(crate) unsafe fn write(
+        offset: u64,
+        extents: Vec<Extent<'static>>,
+        completion: Box<dyn CompletionHandler>,
+    ) -> Self {
+        Self::of(Direction::Write, offset, extents, completion)
+    }
+
+    fn of(
+        direction: Direction,
+        offset: u64,
+        extents: Vec<Extent<'static>>,
+        completion: Box<dyn CompletionHandler>,
+    ) -> Self {
         let bytes = extent::total_bytes(&extents);
         assert!(bytes > 0, "a request must move something");
         let end = offset.checked_add(bytes as u64);
         assert!(end.is_some_and(|end| i64::try_from(end).is_ok()), "ends beyond 2^63 - 1");
-        let (direction, completion) = (Direction::Read, Some(completion));
+        let completion = Some(completion);
         let (awaited, metered, deadline, control) = Default::default();
         Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
-    }
-
-    /// A write, which the cache does not do yet. The bytes must not change until the end.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn into_write(mut self) -> Self {
-        self.direction = Direction::Write;
-        self
     }
 
     /// Somebody waits for it: it goes before those that nobody waits for, without their limit.

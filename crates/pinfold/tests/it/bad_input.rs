@@ -118,7 +118,7 @@ fn a_file_that_is_made_when_it_is_read_is_refused_with_what_to_do_instead() {
              know the length (it reports {told} bytes); read it with std::fs::read instead"
         );
         for direct in [None, Some(true), Some(false)] {
-            let options = FileOptions { direct };
+            let options = FileOptions { direct, ..FileOptions::default() };
             let error = cache().open_with(path, options).unwrap_err();
             assert_eq!((error.kind(), error.to_string()), (ErrorKind::Open, expected.clone()));
         }
@@ -150,7 +150,7 @@ fn an_empty_file_is_legal_and_may_grow() {
     std::fs::write(&path, "").unwrap();
     for direct in [None, Some(false)] {
         let cache = cache();
-        let file = cache.open_with(&path, FileOptions { direct }).unwrap();
+        let file = cache.open_with(&path, FileOptions { direct, ..FileOptions::default() }).unwrap();
         assert_eq!((file.len(), file.read_at(&mut [0; 8], 0).unwrap()), (0, 0));
         let error = file.get(0).unwrap_err().to_string();
         assert_eq!(error, format!("no page 0 in {}: it has 0 bytes", path.display()));
@@ -230,7 +230,7 @@ fn direct_io_that_cannot_be_had_is_refused_with_the_reason() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, "x").unwrap();
-    let options = FileOptions { direct: Some(true) };
+    let options = FileOptions { direct: Some(true), ..FileOptions::default() };
     assert_eq!(
         cache().open_with(&path, options).unwrap_err().to_string(),
         format!(
@@ -246,7 +246,7 @@ fn direct_io_is_refused_for_a_file_that_is_open_without_it() {
     let dir = dir();
     let path = dir.path().join("file");
     std::fs::write(&path, vec![7; 10_000]).unwrap();
-    let with = |direct| FileOptions { direct };
+    let with = |direct| FileOptions { direct, ..FileOptions::default() };
     let cache = cache();
     let buffered = cache.open_with(&path, with(Some(false))).unwrap();
     assert_eq!(
@@ -757,7 +757,7 @@ fn a_real_file_cut_short_by_somebody_else_is_told_where() {
         let path = dir.path().join("file");
         std::fs::write(&path, &all).unwrap();
         let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-        let options = FileOptions { direct };
+        let options = FileOptions { direct, ..FileOptions::default() };
         let file = cache.open_with(&path, options).unwrap();
         let heal = || other.write_all_at(&all[5000..], 5000).unwrap();
         cut_short(&file, pattern, || other.set_len(5000).unwrap(), heal);

@@ -34,7 +34,7 @@ impl Ground {
     }
 
     fn open(&self, path: &Path) -> File {
-        self.cache.open_with(path, FileOptions { direct: self.direct }).unwrap()
+        self.cache.open_with(path, FileOptions { direct: self.direct, ..FileOptions::default() }).unwrap()
     }
 
     fn resident(&self) -> u64 {

@@ -37,3 +37,4 @@ mod reading;
 mod sources;
 #[cfg(feature = "map")]
 mod space;
+mod write;

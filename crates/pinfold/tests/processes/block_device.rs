@@ -75,7 +75,7 @@ fn a_block_device_is_as_long_as_it_is_and_reads_as_a_file() {
     };
     for direct in [None, Some(false)] {
         let cache = Cache::new(Options::new(8 << 20)).unwrap();
-        let options = FileOptions { direct };
+        let options = FileOptions { direct, ..FileOptions::default() };
         let file = cache.open_with(&device.path, options).unwrap();
         assert_eq!(file.len(), LENGTH as u64);
         let mut bytes = vec![0; BYTES];

@@ -162,7 +162,7 @@ fn a_file_whose_direct_reads_are_refused_is_read_through_the_kernel() {
         // Futures, batches and pins, too.
         assert_eq!(ends(file.get_async(600)).unwrap().unwrap()[5], byte_of(0, 600 * 4096 + 5));
         assert_eq!(file.pin(3 * MIB..3 * MIB + 5).unwrap().extents().count(), 1);
-        let strict = FileOptions { direct: Some(true) };
+        let strict = FileOptions { direct: Some(true), ..FileOptions::default() };
         let error = later.open_with(odd.path(0), strict).unwrap_err().to_string();
         assert!(error.contains("for direct I/O: it is open already, buffered"), "{error}");
         drop((file, at_open, later));
@@ -215,7 +215,7 @@ fn what_is_to_be_tried_again_for_ever_is_an_error() {
 fn an_invalidation_drops_what_the_kernel_has_cached() {
     let Some(odd) = OddFiles::mount(&[MIB], |_| Answer::Bytes) else { return };
     let cache = cache();
-    let buffered = FileOptions { direct: Some(false) };
+    let buffered = FileOptions { direct: Some(false), ..FileOptions::default() };
     let file = cache.open_with(odd.path(0), buffered).unwrap();
     for range in [0..u64::from(u32::MAX), 0..i64::MAX as u64, 8192..8193] {
         check(&file, 8192, 10);
@@ -277,7 +277,7 @@ fn what_an_append_and_its_read_take() {
         std::fs::write(&path, vec![1; 1_000_050]).unwrap();
         let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         let cache = cache();
-        let Ok(file) = cache.open_with(&path, FileOptions { direct }) else {
+        let Ok(file) = cache.open_with(&path, FileOptions { direct, ..FileOptions::default() }) else {
             continue;
         };
         let (mut buf, mut at) = ([0; 100], file.len());

@@ -11,7 +11,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use super::view::PageView;
-use crate::access::found::{AnyPage, Found, MayWait, ReadaheadMark, filled};
+use crate::access::found::{CopiedPage, Found, MayWait, ReadaheadMark, filled};
 use crate::error::Result;
 use crate::frames::{Frame, PAGE_BYTES, PAGE_SHIFT, Stamp, copy_racing};
 use crate::pages::core::Held;
@@ -96,7 +96,7 @@ impl Handle {
             Ok(if held.frame().is_hollow() {
                 self.stamped_outside(&held, page)
             } else {
-                self.look(held.head(), page << PAGE_SHIFT, AnyPage).and_then(stamp)
+                self.look(held.head(), page << PAGE_SHIFT, CopiedPage).and_then(stamp)
             })
         })
         .map(filled)
@@ -116,7 +116,7 @@ impl Handle {
     /// As the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        self.found(page, AnyPage).and_then(stamp)
+        self.found(page, CopiedPage).and_then(stamp)
     }
 }
 

@@ -29,6 +29,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::pages::core::Held;
+use crate::pages::freeze;
 use crate::pages::handle::Handle;
 
 /// A page of a file, in place, announced in the thread's own slot. Made by
@@ -206,6 +207,9 @@ impl Handle {
         reader: &'r Reader,
         wait: MayWait,
     ) -> Result<Option<Borrowed<'f, 'r>>> {
+        if wait == MayWait::Yes && self.mapping.written.is_writable() {
+            freeze::open_to_borrows(&self.core, &mut self.mapping.change(), page);
+        }
         let missing = || self.get_missing(page, wait);
         self.held(page, (ReadaheadMark::Meet, false), missing, |held| {
             if let Some(borrowed) = self.borrow_held(page, reader, &held) {

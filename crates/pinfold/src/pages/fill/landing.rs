@@ -11,6 +11,7 @@ use crate::base::wait;
 use crate::error::{Cause, Error, Result};
 use crate::frames::{FrameNumber, Order, PAGE_SHIFT};
 use crate::pages::core::Core;
+use crate::pages::dirt;
 use crate::pages::failures::Failed;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
@@ -128,6 +129,28 @@ impl FillBatch {
         self.land_all(read, keep_first);
     }
 
+    /// Steps 3 to 5 of folios that a write covers, or that the source does not have yet: instead of
+    /// a read, `store` gets the offset, address and length of each. Returns the end of what the
+    /// file has of them now: the first that was dropped meanwhile, and what is behind it, is
+    /// written in vain. The file then has the bytes before byte `end`.
+    pub(crate) fn write(mut self, end: u64, mut store: impl FnMut(u64, *mut u8, usize)) -> u64 {
+        let (core, mapping) = (self.core.clone(), self.mapping.clone());
+        let mut reached = None;
+        let mut last = 0;
+        wait::together(|| {
+            while let Some(filling) = self.folios.pop_front() {
+                let (begin, bytes) = (filling.page << PAGE_SHIFT, filling.order.bytes());
+                last = begin + bytes as u64;
+                store(begin, core.frames.address(filling.head), bytes);
+                if !land_written(&core, &mapping, &filling, end.min(last)) {
+                    reached.get_or_insert(begin);
+                }
+                core.put(filling.head);
+            }
+        });
+        reached.unwrap_or(end.min(last))
+    }
+
     fn read_error(&self, offset: u64, asked_bytes: usize, cause: &Arc<io::Error>) -> Error {
         let (path, asked_bytes) = (self.mapping.path.clone(), asked_bytes as u64);
         Cause::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
@@ -153,7 +176,7 @@ impl FillBatch {
                     Ok(got) => {
                         let asked = filling.order.bytes() as u64;
                         let got = (*got as u64).saturating_sub(at).min(asked);
-                        Truncated::check(offset + at, asked, got, self.mapping.len_bytes())
+                        Truncated::check(offset + at, asked, got, self.mapping.source_bytes())
                             .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
                     }
                     Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
@@ -181,6 +204,33 @@ impl Drop for FillBatch {
             self.land_all(Err(io::Error::other("the read was given up")), false);
         }
     }
+}
+
+/// Steps 4 and 5 for one folio that a write has filled, of which the file has the bytes before byte
+/// `end`. False: it was dropped meanwhile.
+fn land_written(core: &Core, mapping: &Mapping, filling: &Filling, end: u64) -> bool {
+    let frame = core.frames.frame(filling.head);
+    let mut changing = mapping.change();
+    let in_index = frame.identity().mapping == mapping.id;
+    if in_index {
+        let end = end.max(mapping.len_bytes());
+        let file_bytes = end.saturating_sub(filling.page << PAGE_SHIFT);
+        frame.set_file_bytes(file_bytes.min(filling.order.bytes() as u64) as usize);
+        mapping.reach(end);
+        // No slot has shown it.
+        frame.change_end_by_count();
+        dirt::make_dirty(core, &mut changing, filling.page);
+        if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
+            core.counters.count(Event::Refault);
+        }
+    }
+    drop(changing);
+    core.counters.count(Event::FillEnded);
+    core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());
+    core.waiters.wake(filling.head.0);
+    mapping.on_its_way.read_ended();
+    core.pressure.progress();
+    in_index
 }
 
 /// Step 4 for one folio, and the wake-up. `tell` is told its error, too, unless the folio was

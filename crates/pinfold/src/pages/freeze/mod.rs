@@ -6,6 +6,7 @@
 //! | `together.rs` | many folios to be evicted or moved: one fence and one scan | yes | yes | leaves, or moves |
 //! | `migrate.rs` | moving a folio's bytes to other frames | yes | yes | is replaced |
 //! | `split.rs` | making small folios of a large one | yes | yes | is handed out as small ones |
+//! | `change.rs` | a write: changing its bytes | yes, unless it is replaced by a changed copy | yes, unless its guards are counted | is thawed, or let go of |
 //! | `drop.rs` | dropping the folios of a range, held or not | no | afterwards | is let go of |
 //!
 //! All hold the mutex until the folio is thawed, replaced or out of the index; till then the
@@ -13,6 +14,7 @@
 //! freeze fail. A folio that a reader has announced is thawed. Whoever drops leaves the folio to
 //! its users; so does `map/`, where its bytes go outside. Nothing here allocates or evicts.
 
+mod change;
 mod drop;
 mod migrate;
 mod split;
@@ -21,16 +23,11 @@ mod tests;
 mod together;
 mod users;
 
-#[cfg(all(test, any(loom, shuttle)))]
-pub(crate) use drop::discard;
+pub(crate) use change::{Length, Obstacle, Replaced, change, open_to_borrows};
 #[cfg(all(feature = "map", not(loom)))]
 pub(crate) use drop::drop_within;
-pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
+pub(crate) use drop::{discard, drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use split::split;
 pub(crate) use together::{Candidates, To};
-#[cfg(feature = "map")]
-pub(crate) use users::let_go;
-pub(crate) use users::{InUse, collect, revoke};
-#[cfg(all(test, loom))]
-pub(crate) use users::{freeze_alone, freeze_blindly, thaw};
+pub(crate) use users::{InUse, collect, let_go, revoke};

@@ -67,7 +67,7 @@ pub(super) fn announced(core: &Core, heads: &[FrameNumber]) -> Announced {
 }
 
 /// Unless the folio is in use or borrowed; under its mapping's `change` mutex.
-pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> {
+pub(super) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> {
     let frame = core.frames.frame(head);
     freeze(frame)?;
     if announced(core, &[head]).has(0) {
@@ -77,19 +77,19 @@ pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> 
     Ok(())
 }
 
-#[cfg(all(test, loom))]
-pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
-    freeze(frame)
+/// Only the index has a reference. Existing announcements stay valid, as long as bytes and identity
+/// have not changed. Revokes the folio's grant.
+pub(super) fn thaw(frame: &Frame) {
+    end_grant(frame);
+    frame.change_end();
+    frame.count.thaw(1);
 }
 
-/// Only the index has a reference. Existing announcements stay valid, as long as bytes and identity
-/// have not changed. Revokes the folio's grant: the list of grants goes by the version.
-pub(crate) fn thaw(frame: &Frame) {
+/// Under an odd version: the list of grants goes by the version.
+pub(super) fn end_grant(frame: &Frame) {
     if frame.flags().contains(Flags::GRANTED) {
         frame.revoke();
     }
-    frame.change_end();
-    frame.count.thaw(1);
 }
 
 /// Freezes and thaws a folio that nobody has a reference to: whoever looked it up before finds

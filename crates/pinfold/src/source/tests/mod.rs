@@ -131,8 +131,8 @@ pub(super) fn write(backing: &Backing, offset: u64, extents: &[Extent<'static>])
     let (tell, told) = std::sync::mpsc::channel();
     let tell = move |result| tell.send(result).unwrap();
     // SAFETY: the callers keep the memory for longer than this call, which waits for the end.
-    let request = unsafe { Request::read(offset, extents.to_vec(), Box::new(tell)) };
-    backing.submit(&mut vec![request.into_write()]);
+    let request = unsafe { Request::write(offset, extents.to_vec(), Box::new(tell)) };
+    backing.submit(&mut vec![request]);
     told.recv().unwrap().map(drop)
 }
 

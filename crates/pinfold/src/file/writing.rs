@@ -1,0 +1,134 @@
+//! Writing to a file, and making it durable.
+
+use crate::error::{Cause, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::file::File;
+use crate::index::PAGES_END;
+use crate::pages::freeze;
+use crate::write;
+
+/// # Writing
+///
+/// What is written is in the cache at once, for all handles. It is durable when a *sync* has
+/// returned that was called afterwards ([`sync_data`](File::sync_data)). The cache syncs by itself
+/// if a quarter of the budget waits for it, in the thread that writes; and when the last handle is
+/// dropped.
+///
+/// Bytes that were written leave memory only after a sync has succeeded. If the source fails to
+/// take them, or to sync, they stay in the cache, and the next sync gives them to the source again:
+/// all that was written since the last good sync. A disk that was full for a while loses nothing.
+///
+/// The bytes of one folio change at once: readers see all of a write there, or nothing. Guards and
+/// borrows keep the bytes that they were made with. A page of a file that was written to lately is
+/// borrowed by a count, until a sync.
+///
+/// A file that others write to, too, is not for this: what they change is seen as by
+/// [`refresh`](File::refresh) once all that was written here is durable, and not before.
+impl File {
+    /// Checks that the file may be written to, from now on by this handle and its clones.
+    pub(crate) fn allow_writing(&mut self) -> Result<()> {
+        let mapping = &self.handle().mapping;
+        // First: who maps the file looks for it afterwards.
+        mapping.written.set_writable();
+        if mapping.mapped.has_mirror() {
+            let path = mapping.path.clone();
+            return Err(Cause::MappedOrWritten { path, what: "write to" }.into());
+        }
+        self.writes = true;
+        Ok(())
+    }
+
+    fn check_writes(&self) -> Result<()> {
+        if self.writes {
+            return Ok(());
+        }
+        let (path, why) = (self.handle().mapping.path.clone(), "it was opened for reading");
+        Err(Cause::NotWritable { path, why }.into())
+    }
+
+    /// Writes all of `bytes` at `offset`, into the cache. Beyond the end, the file becomes longer;
+    /// what lies between is zeros. Nothing is read if whole pages are written, or what the file did
+    /// not have; else a page that is not cached is read first.
+    ///
+    /// Cost for a page that is cached: the file's mutex, a look-up, an atomic operation on the
+    /// folio's line and the copy. The first write of a page that is clean finds out who borrows it,
+    /// by a membarrier. If somebody holds the folio, it is copied.
+    ///
+    /// # Errors
+    /// After an error any part of `bytes` may have been written. [`ErrorKind::Invalid`] if the file
+    /// was opened for reading; [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096;
+    /// [`ErrorKind::Busy`] if a pin keeps its bytes as they are for two seconds;
+    /// [`ErrorKind::Write`] if too much waits to be synced, and that fails; otherwise as
+    /// [`read_at`](Self::read_at).
+    ///
+    /// ```
+    /// use pinfold::{Cache, FileOptions, Options};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("log");
+    /// let cache = Cache::new(Options::new(8 << 20))?;
+    /// let options = FileOptions { write: true, create: true, ..FileOptions::default() };
+    /// let file = cache.open_with(&path, options)?;
+    /// file.write_at(b"hello", 0)?;
+    /// assert_eq!(file.append(b" world")?, 5);
+    /// file.sync_data()?; // now it is durable
+    /// assert_eq!(std::fs::read(&path).unwrap(), b"hello world");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.check_writes()?;
+        write::write_at(self.handle(), bytes, offset)
+    }
+
+    /// Writes `bytes` behind the end of the file, in one piece, and returns their offset.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        self.check_writes()?;
+        write::append(self.handle(), bytes)
+    }
+
+    /// Sets the length, here and at the source: cuts the file, or makes it longer by zeros. Guards
+    /// keep what they have. Waits for a sync that is under way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Write`] if the source fails: then its length is unknown, and the file's is the
+    /// new one if it was cut; otherwise as [`write_at`](Self::write_at).
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        self.check_writes()?;
+        write::set_len(self.handle(), len_bytes)
+    }
+
+    /// Returns when all is durable that was written, by any handle, before the call: bytes, and the
+    /// length. Threads that call this at the same time share one sync.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Write`]: not all of it is. It stays in the cache; the next sync tries again.
+    /// [`ErrorKind::Forked`].
+    pub fn sync_data(&self) -> Result<()> {
+        write::sync::sync(&self.handle().core, &self.handle().mapping, true)
+    }
+
+    /// As [`sync_data`](Self::sync_data), and the file's other metadata, such as its times.
+    ///
+    /// # Errors
+    /// As [`sync_data`](Self::sync_data).
+    pub fn sync_all(&self) -> Result<()> {
+        write::sync::sync(&self.handle().core, &self.handle().mapping, false)
+    }
+}
+
+/// Before a handle is dropped. What cannot be written stays cached, with its source, but of what
+/// nobody can open again.
+pub(super) fn sync_if_last(file: &File) {
+    let (core, mapping) = (&file.handle().core, &file.handle().mapping);
+    if mapping.written.unsynced_pages() == 0 || !mapping.is_last_handle() {
+        return;
+    }
+    if mapping.backing.is_deleted() {
+        freeze::discard(core, mapping, 0..PAGES_END);
+    } else {
+        let _ = write::sync::sync(core, mapping, true);
+    }
+}

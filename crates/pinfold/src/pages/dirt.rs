@@ -1,0 +1,115 @@
+//! Which folios have bytes that the source may lose or does not have.
+//!
+//! | a folio is | its marks | it becomes so | by |
+//! |---|---|---|---|
+//! | dirty | `Dirty` | when its bytes are changed; when their write has failed, or a sync that began after it | [`make_dirty`], [`again`] |
+//! | written | `Writeback` | when its bytes are about to be given to the source | [`begin`] |
+//! | clean | none | when a sync has succeeded that began after they were | [`clean`] |
+//!
+//! Only clean folios leave memory. So of a sync that has failed it does not matter what the source
+//! has lost: all that was written since the last good one is dirty again.
+//!
+//! Marks change under the `change` mutex. All but [`make_dirty`] hold `Written::syncing`, too: so
+//! nothing becomes written while the source syncs, and of no bytes are two writes under way.
+
+use std::ops::Range;
+
+use crate::base::mutant::{self, Mutant};
+use crate::error::{Cause, Result};
+use crate::index::{FolioAt, Mark, PAGES_END};
+use crate::pages::core::{Core, Held};
+use crate::pages::mapping::{Changing, Mapping};
+
+/// Marks of so many folios change under one hold of the mutex.
+const AT_ONCE: usize = 256;
+
+fn pages_of(folio: FolioAt) -> u64 {
+    folio.end() - folio.page
+}
+
+/// The folio that has `page`, whose bytes have changed.
+pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, page: u64) {
+    let mut writer = changing.writer(&core.nodes);
+    if mutant::on(Mutant::DirtUnmarked) || writer.set_mark(page, Mark::Dirty) != Some(true) {
+        return;
+    }
+    // It was not dirty.
+    let was_written = writer.clear_mark(page, Mark::Writeback) == Some(true);
+    let folio = writer.folio(page).expect("it was marked");
+    drop(writer);
+    if !was_written {
+        core.add_unsynced(changing.mapping(), pages_of(folio) as i64);
+    }
+}
+
+/// The next dirty folios of `pages`, at most `most` and of at most `bytes`: they are written from
+/// here on. As long as the references are kept, who changes a folio changes a copy.
+pub(crate) fn begin<'a>(
+    core: &'a Core,
+    mapping: &Mapping,
+    pages: Range<u64>,
+    (most, most_pages): (usize, u64),
+) -> Result<Vec<(FolioAt, Held<'a>)>> {
+    let mut begun: Vec<(FolioAt, Held<'a>)> = Vec::new();
+    let (mut from, mut left) = (pages.start, most_pages);
+    let mut changing = mapping.change();
+    // Ends: each turn begins after the last folio of the one before.
+    while begun.len() < most && left > 0 {
+        let mut writer = changing.writer(&core.nodes);
+        let Some(folio) = writer.next_marked(from..pages.end, Mark::Dirty) else { break };
+        writer.clear_mark(folio.page, Mark::Dirty);
+        writer.set_mark(folio.page, Mark::Writeback);
+        drop(writer);
+        let Some(held) = core.hold_under_change(folio.frame) else {
+            make_dirty(core, &mut changing, folio.page);
+            let (path, page) = (mapping.path.clone(), folio.page);
+            drop(changing);
+            let pages = begun.first().map_or(page, |(first, _)| first.page)..page;
+            again(core, mapping, pages);
+            return Err(Cause::TooManyReferences { path, page }.into());
+        };
+        from = folio.end();
+        left = left.saturating_sub(pages_of(folio));
+        begun.push((folio, held));
+    }
+    Ok(begun)
+}
+
+/// What is written of `pages` is dirty again.
+pub(crate) fn again(core: &Core, mapping: &Mapping, pages: Range<u64>) {
+    if !mutant::on(Mutant::FailedStaysWritten) {
+        each_written(core, mapping, pages, |changing, folio| {
+            make_dirty(core, changing, folio.page);
+        });
+    }
+}
+
+/// A sync has succeeded that began after all of this was written.
+pub(crate) fn clean(core: &Core, mapping: &Mapping) {
+    each_written(core, mapping, 0..PAGES_END, |changing, folio| {
+        changing.writer(&core.nodes).clear_mark(folio.page, Mark::Writeback);
+        core.add_unsynced(changing.mapping(), -(pages_of(folio) as i64));
+    });
+    core.pressure.progress();
+}
+
+fn each_written(
+    core: &Core,
+    mapping: &Mapping,
+    pages: Range<u64>,
+    mut change: impl FnMut(&mut Changing<'_>, FolioAt),
+) {
+    let mut from = pages.start;
+    // Ends: as in `begin`.
+    loop {
+        let mut changing = mapping.change();
+        for _ in 0..AT_ONCE {
+            let writer = changing.writer(&core.nodes);
+            let next = writer.next_marked(from..pages.end, Mark::Writeback);
+            drop(writer);
+            let Some(folio) = next else { return };
+            change(&mut changing, folio);
+            from = folio.end();
+        }
+    }
+}

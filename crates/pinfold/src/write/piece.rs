@@ -1,0 +1,253 @@
+//! What a write does to one folio, and a change of the length to the folio that has the end. Each
+//! looks for the folio under the `change` mutex, and begins again if it has to wait or to allocate.
+
+use std::ptr::NonNull;
+
+use crate::error::{Cause, Result};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
+use crate::index::{FolioAt, Mark, PAGES_END};
+use crate::pages::core::Core;
+use crate::pages::fill::{self, For};
+use crate::pages::freeze::{self, Length, Obstacle, Replaced};
+use crate::pages::handle::Handle;
+use crate::pages::mapping::Changing;
+use crate::pages::reclaim::{self, Patience};
+use crate::source::Extent;
+
+/// A clean folio of more is split before a part of it is changed: it is written as a whole.
+const WRITTEN_WHOLE: u8 = 4;
+
+/// What a change may need, once it was in vain.
+struct Means<'a> {
+    handle: &'a Handle,
+    /// Becomes the changed copy of a folio in use.
+    copy: Option<FrameNumber>,
+    patience: Option<Patience>,
+}
+
+impl Drop for Means<'_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl Means<'_> {
+    fn new(handle: &Handle) -> Means<'_> {
+        Means { handle, copy: None, patience: None }
+    }
+
+    fn give_back(&mut self) {
+        if let Some(head) = self.copy.take() {
+            self.handle.core.give_back(head);
+        }
+    }
+
+    /// Without the mutex. Error: the folio of `page` is in use for too long.
+    #[cold]
+    fn overcome(&mut self, obstacle: Obstacle, page: u64) -> Result<()> {
+        let Handle { core, mapping, .. } = self.handle;
+        if let Obstacle::Used(order) = obstacle {
+            self.give_back();
+            let got = reclaim::allocate(core, order, true).map_err(|why| why.of(mapping, page))?;
+            self.copy = got.map(|(head, _)| head);
+            if got.is_some_and(|(_, got)| got == order) {
+                return Ok(());
+            }
+            self.give_back();
+        }
+        let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+        if patience.has_lasted(core, false) {
+            let path = mapping.path.clone();
+            return Err(Cause::WriteHeld { path, offset: page << PAGE_SHIFT }.into());
+        }
+        patience.sleep(core, core.pressure.progress_seen());
+        Ok(())
+    }
+}
+
+/// Without the mutex.
+fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
+    drop(woken);
+    if let Some(old) = old {
+        freeze::let_go(core, &[old]);
+        freeze::collect(core);
+    }
+}
+
+/// Writes some of `bytes`, at least one, and returns how many.
+pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
+    let Handle { core, mapping, .. } = handle;
+    let page = offset >> PAGE_SHIFT;
+    let mut means = Means::new(handle);
+    // Ends: each further turn follows the end of a fill, an eviction, or a wait that is bounded.
+    loop {
+        let mut changing = mapping.change();
+        let Some(folio) = changing.writer(&core.nodes).folio(page) else {
+            drop(changing);
+            match make(handle, bytes, offset)? {
+                0 => continue,
+                written => return Ok(written),
+            }
+        };
+        let frame = core.frames.frame(folio.frame);
+        if frame.is_changing() {
+            drop(changing);
+            drop(fill::get(handle, page, 1)?);
+            continue;
+        }
+        if mapping.len_bytes() < offset {
+            drop(changing); // it was cut
+            reach(handle, offset)?;
+            continue;
+        }
+        let at = (offset - (folio.page << PAGE_SHIFT)) as usize;
+        let room = frame.order().bytes() - at;
+        let part = &bytes[..bytes.len().min(room)];
+        let is_large = frame.order().get() > WRITTEN_WHOLE && part.len() < frame.order().bytes();
+        if is_large && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
+            changing = match split(core, changing, folio) {
+                Some(changing) => changing,
+                None => continue,
+            };
+        }
+        let store = |to: *mut u8| {
+            // SAFETY: within the folio, which the caller of this has for itself; readers without
+            // a reference notice by the version.
+            unsafe { copy_racing(to.add(at), part.as_ptr(), part.len()) };
+        };
+        let length = Length::Reaches(offset + part.len() as u64);
+        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        drop(changing);
+        match changed {
+            Ok(replaced) => {
+                let_go(core, replaced);
+                return Ok(part.len());
+            }
+            Err(obstacle) => means.overcome(obstacle, page)?,
+        }
+    }
+}
+
+/// `None`: the mutex was released, to look again. Otherwise the folio cannot be split now.
+fn split<'a>(core: &Core, mut changing: Changing<'a>, folio: FolioAt) -> Option<Changing<'a>> {
+    let order = Order::new(WRITTEN_WHOLE).expect("an order");
+    match freeze::split(core, &mut changing, folio, order) {
+        Ok(Err(_)) => Some(changing),
+        Ok(Ok(woken)) => {
+            drop(changing);
+            drop(woken);
+            None
+        }
+        Err(short) => {
+            drop(changing);
+            // Without memory for them it is tried once more, in vain.
+            let _ = reclaim::refill_nodes(core, short.wanted, false);
+            None
+        }
+    }
+}
+
+/// Brings the page at `offset`, which is absent; if none of its old bytes are needed, by writing
+/// it, and what follows. Returns how many bytes were written.
+fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
+    let (page, end) = (offset >> PAGE_SHIFT, offset + bytes.len() as u64);
+    let begin = page << PAGE_SHIFT;
+    // Of what the source does not have, the rest is zeros. Else the write must cover whole pages.
+    let pages_end = if begin >= handle.mapping.written.source_bytes() {
+        end.div_ceil(PAGE_BYTES as u64)
+    } else if begin == offset {
+        end >> PAGE_SHIFT
+    } else {
+        page
+    };
+    if pages_end <= page {
+        drop(fill::get(handle, page, 1)?);
+        return Ok(0);
+    }
+    let batch = fill::prepare(handle, page, pages_end, For::Thread)?;
+    if batch.folios() == 0 {
+        return Ok(0); // another thread was faster
+    }
+    if handle.mapping.len_bytes() < offset {
+        reach(handle, offset)?; // it was cut before; a cut from here on drops the folios
+    }
+    let reached = batch.write(end, |at, to, folio_bytes| {
+        let to = NonNull::new(to).expect("the arena is not at 0");
+        // SAFETY: the filler's alone; readers without a reference notice by the version.
+        let to = unsafe { Extent::new(to, folio_bytes) };
+        let from = offset.saturating_sub(at) as usize;
+        let until = ((end - at) as usize).min(folio_bytes);
+        let first = (at + from as u64 - offset) as usize;
+        to.zero(0, from);
+        // SAFETY: as above; `from..until` lies in the folio.
+        unsafe {
+            let to = to.address().as_ptr().add(from);
+            copy_racing(to, bytes[first..].as_ptr(), until - from);
+        }
+        to.zero(until, folio_bytes - until);
+    });
+    Ok(reached.saturating_sub(offset) as usize)
+}
+
+/// Makes the file `len_bytes` long, or longer, by zeros. The caller holds `resizing`.
+pub(super) fn reach(handle: &Handle, len_bytes: u64) -> Result<()> {
+    set_end(handle, Length::Reaches(len_bytes))
+}
+
+/// Makes the file `len_bytes` long, or shorter. The caller holds `syncing` and `resizing`.
+pub(super) fn cut(handle: &Handle, len_bytes: u64) -> Result<()> {
+    set_end(handle, Length::IsCut(len_bytes))
+}
+
+/// Changes the folio with the end: that of the length before if it becomes longer, whose bytes
+/// behind the end are zeros; that of the new length if it becomes shorter, where they become zeros.
+fn set_end(handle: &Handle, length: Length) -> Result<()> {
+    let Handle { core, mapping, .. } = handle;
+    let mut means = Means::new(handle);
+    // Ends: as in `write`.
+    loop {
+        let old_bytes = mapping.len_bytes();
+        let (end, new, is_cut) = match length {
+            Length::Reaches(new) => (old_bytes, new, false),
+            Length::IsCut(new) => (new, new, true),
+        };
+        let mut changing = mapping.change();
+        let writer = changing.writer(&core.nodes);
+        // With bytes on both sides of the end.
+        let page = end >> PAGE_SHIFT;
+        let folio = writer.folio(page).filter(|it| it.page << PAGE_SHIFT < end);
+        let behind = folio.map_or(end.div_ceil(PAGE_BYTES as u64), FolioAt::end)..PAGES_END;
+        if is_cut && writer.next_present(behind.clone()).is_some() {
+            drop(writer);
+            drop(changing);
+            freeze::discard(core, mapping, behind);
+            continue;
+        }
+        drop(writer);
+        let Some(folio) = folio else {
+            mapping.set_len_bytes(if is_cut { new } else { new.max(old_bytes) });
+            return Ok(());
+        };
+        let frame = core.frames.frame(folio.frame);
+        if frame.is_changing() {
+            drop(changing);
+            drop(fill::get(handle, page, 1)?);
+            continue;
+        }
+        let (at, bytes) = ((end - (folio.page << PAGE_SHIFT)) as usize, frame.order().bytes());
+        let store = |to: *mut u8| {
+            let to = NonNull::new(to).expect("the arena is not at 0");
+            // SAFETY: as in `write`.
+            unsafe { Extent::new(to, bytes) }.zero(at, bytes - at);
+        };
+        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        drop(changing);
+        match changed {
+            Ok(replaced) => {
+                let_go(core, replaced);
+                return Ok(());
+            }
+            Err(obstacle) => means.overcome(obstacle, page)?,
+        }
+    }
+}

@@ -128,7 +128,7 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
     // Futures are woken when that mutex is released.
     let bytes = wait::together(|| {
         let gone = freeze::resize(&handle.core, mapping, len_bytes);
-        mapping.written.set_source_bytes(len_bytes);
+        mapping.written.source_has(len_bytes);
         drop(resizing);
         gone.let_go(&handle.core)
     });
@@ -202,7 +202,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
             let grown = changed == Changed::Grown;
             mapping.set_read_under(if grown { now.as_grown() } else { now });
         }
-        mapping.written.set_source_bytes(len_bytes);
+        mapping.written.source_has(len_bytes);
         *resizing = len_bytes;
         drop(resizing);
         (changed, all + gone.let_go(core))

@@ -9,8 +9,9 @@
 //! Only clean folios leave memory. So of a sync that has failed it does not matter what the source
 //! has lost: all that was written since the last good one is dirty again.
 //!
-//! Marks change under the `change` mutex. All but [`make_dirty`] hold `Written::syncing`, too: so
-//! nothing becomes written while the source syncs, and of no bytes are two writes under way.
+//! Marks change under the `change` mutex. All but [`make_dirty`] are called by the thread that has
+//! the file's turn (`written.rs`): so nothing becomes written while the source syncs, and of no
+//! bytes are two writes under way.
 
 use std::ops::Range;
 

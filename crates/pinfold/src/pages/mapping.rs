@@ -2,8 +2,8 @@
 //!
 //! # Locks
 //!
-//! `syncing` (`written.rs`) is taken before all others, then `resizing`. Only these two are held
-//! during a call of the source, and `resizing` while a write makes the file longer.
+//! The file's turn (`written.rs`) is taken before all others, then `resizing`. Only these two are
+//! held during a call of the source, and `resizing` while a write makes the file longer.
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
 //! Only a batch (`freeze/together.rs`) takes the `change` mutexes of several mappings, in rising
 //! order of their numbers. Under a `change` mutex nothing is read, and no frame or node is

@@ -1,8 +1,12 @@
-//! What is known of the writing of a file: what the source has, and how the syncs of it stand. The
-//! states of folios are in `dirt.rs`.
+//! What is known of the writing of a file: what the source has, and how its syncs stand. The states
+//! of folios are in `dirt.rs`.
+//!
+//! One thread at a time has the file's *turn*: to give bytes to the source and sync it, or to cut
+//! it. Syncs are numbered as they begin. A thread that waits for the turn leaves without it when a
+//! sync has succeeded that began after it came.
 
 use crate::base::mutant::{self, Mutant};
-use crate::base::sync::{AtomicU64, Mutex, Ordering};
+use crate::base::sync::{AtomicU64, Condvar, Mutex, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct Written {
@@ -12,19 +16,24 @@ pub(crate) struct Written {
     source_bytes: AtomicU64,
     /// Of folios that are not clean. Changes under the `change` mutex.
     unsynced_pages: AtomicU64,
-    /// How many syncs have begun.
-    begun: AtomicU64,
-    /// Held while bytes are given to the source, and while it syncs.
-    pub(crate) syncing: Mutex<Syncing>,
+    turns: Mutex<Turns>,
+    ended: Condvar,
 }
 
-/// The syncs of a file are numbered from 1, as they begin.
 #[derive(Debug, Default)]
-pub(crate) struct Syncing {
-    /// The last one that has succeeded, and the last one of metadata, too.
+struct Turns {
+    taken: bool,
+    /// The last sync that has begun.
+    begun: u64,
+    /// The last that has succeeded, and the last of metadata, too.
     succeeded: [u64; 2],
-    number: u64,
+    /// What the source had when a sync began that has succeeded.
+    durable_bytes: u64,
 }
+
+/// The turn, given up on drop.
+#[derive(Debug)]
+pub(crate) struct Turn<'a>(&'a Written);
 
 impl Written {
     pub(crate) fn new(source_bytes: u64) -> Self {
@@ -32,8 +41,8 @@ impl Written {
             is_writable: false.into(),
             source_bytes: AtomicU64::new(source_bytes),
             unsynced_pages: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
-            syncing: Mutex::new(Syncing::default()),
+            turns: Mutex::new(Turns { durable_bytes: source_bytes, ..Turns::default() }),
+            ended: Condvar::new(),
         }
     }
 
@@ -50,9 +59,16 @@ impl Written {
         self.source_bytes.load(Ordering::Relaxed)
     }
 
-    /// Under the `change` mutex, or `syncing`.
-    pub(crate) fn set_source_bytes(&self, bytes: u64) {
-        self.source_bytes.store(bytes, Ordering::Relaxed);
+    /// For who has the turn.
+    pub(crate) fn source_reaches(&self, bytes: u64) {
+        // Relaxed: as above.
+        self.source_bytes.store(self.source_bytes().max(bytes), Ordering::Relaxed);
+    }
+
+    /// The source's length was set, or asked for.
+    pub(crate) fn source_has(&self, bytes: u64) {
+        self.turns.lock().durable_bytes = bytes;
+        self.source_bytes.store(bytes, Ordering::Relaxed); // as above
     }
 
     pub(crate) fn unsynced_pages(&self) -> u64 {
@@ -64,30 +80,55 @@ impl Written {
         self.unsynced_pages.fetch_add(pages.cast_unsigned(), Ordering::Relaxed);
     }
 
-    /// Before `syncing` is locked: a sync of a higher number begins later.
-    pub(crate) fn begun(&self) -> u64 {
-        // Acquire: pairs with the release in `Syncing::begin`.
-        self.begun.load(Ordering::Acquire)
+    /// Waits for the turn.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        let mut turns = self.turns.lock();
+        while turns.taken {
+            turns = self.ended.wait(turns);
+        }
+        turns.taken = true;
+        Turn(self)
+    }
+
+    /// Waits for the turn, and begins a sync; or until another one will do (`None`).
+    pub(crate) fn turn_to_sync(&self, data_only: bool) -> Option<Turn<'_>> {
+        let mut turns = self.turns.lock();
+        let came = turns.begun.saturating_sub(mutant::on(Mutant::SyncOfOthers).into());
+        // Ends: each turn of the loop follows the end of another thread's.
+        loop {
+            if turns.succeeded[usize::from(!data_only)] > came {
+                return None;
+            }
+            if !turns.taken {
+                turns.taken = true;
+                turns.begun += 1;
+                return Some(Turn(self));
+            }
+            turns = self.ended.wait(turns);
+        }
     }
 }
 
-impl Syncing {
-    /// Whether a sync that has succeeded began after `begun` was seen.
-    pub(crate) fn covers(&self, begun: u64, data_only: bool) -> bool {
-        let begun = if mutant::on(Mutant::SyncOfOthers) { begun.saturating_sub(1) } else { begun };
-        self.succeeded[usize::from(!data_only)] > begun
-    }
-
-    pub(crate) fn begin(&mut self, written: &Written) {
-        self.number += 1;
-        // Release: pairs with the acquire in `begun`.
-        written.begun.store(self.number, Ordering::Release);
-    }
-
-    pub(crate) fn succeeded(&mut self, data_only: bool) {
-        self.succeeded[0] = self.number;
-        if !data_only {
-            self.succeeded[1] = self.number;
+impl Turn<'_> {
+    /// The sync that it began with has succeeded, or failed: then nobody knows what the source has
+    /// of what came since the last that has succeeded.
+    pub(crate) fn ends(self, data_only: bool, succeeded: bool) {
+        let mut turns = self.0.turns.lock();
+        if succeeded {
+            turns.durable_bytes = self.0.source_bytes();
+            turns.succeeded[0] = turns.begun;
+            if !data_only {
+                turns.succeeded[1] = turns.begun;
+            }
+        } else {
+            self.0.source_bytes.store(turns.durable_bytes, Ordering::Relaxed); // as above
         }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.turns.lock().taken = false;
+        self.0.ended.notify_all();
     }
 }

@@ -83,14 +83,14 @@ pub(crate) fn set_len(handle: &Handle, len_bytes: u64) -> Result<()> {
     handle.core.check_owner()?;
     check_len(len_bytes, &mapping.path)?;
     // Nothing is on its way to the source that would make it longer again.
-    let _syncing = mapping.written.syncing.lock();
+    let _turn = mapping.written.turn();
     let mut resizing = mapping.resizing.lock();
     if len_bytes < mapping.len_bytes() {
         piece::cut(handle, len_bytes)?;
     }
     let set = mapping.backing.set_len(len_bytes);
     set.map_err(|cause| sync::error(mapping, &format!("set to {len_bytes} bytes"), cause))?;
-    mapping.written.set_source_bytes(len_bytes);
+    mapping.written.source_has(len_bytes);
     if len_bytes > mapping.len_bytes() {
         piece::reach(handle, len_bytes)?;
     }

@@ -1,5 +1,5 @@
 //! Giving dirty folios to the source: in the order of the file, adjacent ones together, many writes
-//! at a time. `Written::syncing` is held.
+//! at a time. The caller has the file's turn.
 //!
 //! 1. under the `change` mutex: the next dirty folios become written, and get a reference each: who
 //!    changes one from here on changes a copy, so what is on its way does not change;
@@ -106,10 +106,7 @@ fn finish(
     let offset = first.page << PAGE_SHIFT;
     let end = (last.page << PAGE_SHIFT) + held.frame().file_bytes() as u64;
     match written {
-        Ok(()) => {
-            let written = &mapping.written;
-            written.set_source_bytes(written.source_bytes().max(end));
-        }
+        Ok(()) => mapping.written.source_reaches(end),
         Err(cause) => {
             dirt::again(core, mapping, first.page..last.end());
             let (path, cause) = (mapping.path.clone(), Arc::new(cause));

@@ -194,7 +194,7 @@ pub(super) fn reach(handle: &Handle, len_bytes: u64) -> Result<()> {
     set_end(handle, Length::Reaches(len_bytes))
 }
 
-/// Makes the file `len_bytes` long, or shorter. The caller holds `syncing` and `resizing`.
+/// Makes the file `len_bytes` long, or shorter. The caller has the file's turn, and holds `resizing`.
 pub(super) fn cut(handle: &Handle, len_bytes: u64) -> Result<()> {
     set_end(handle, Length::IsCut(len_bytes))
 }

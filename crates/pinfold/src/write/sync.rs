@@ -1,9 +1,9 @@
 //! Until what was written is durable, and who waits because too much is not.
 //!
-//! A sync, step by step, under `Written::syncing`:
+//! A sync, step by step:
 //!
-//! 1. if one has succeeded that began after this call, all is done: threads that sync at the same
-//!    time share one;
+//! 1. wait for the file's turn (`pages/written.rs`); if meanwhile a sync has succeeded that began
+//!    after this call, all is done: threads that sync at the same time share one;
 //! 2. give all that is dirty to the source (`out.rs`);
 //! 3. the source's sync. Nothing is given to it meanwhile;
 //! 4. if that has succeeded, what is written is clean; if it has failed, all of it is dirty again.
@@ -31,13 +31,8 @@ pub(crate) fn error(mapping: &Mapping, what: &str, cause: io::Error) -> Error {
 
 pub(crate) fn sync(core: &Core, mapping: &Mapping, data_only: bool) -> Result<()> {
     core.check_owner()?;
-    let begun = mapping.written.begun();
-    let mut syncing = mapping.written.syncing.lock();
     // Step 1.
-    if syncing.covers(begun, data_only) {
-        return Ok(());
-    }
-    syncing.begin(&mapping.written);
+    let Some(turn) = mapping.written.turn_to_sync(data_only) else { return Ok(()) };
     let is_ours = has_contents(mapping);
     // Step 2.
     let written = out::write_out(core, mapping);
@@ -51,9 +46,8 @@ pub(crate) fn sync(core: &Core, mapping: &Mapping, data_only: bool) -> Result<()
     if is_ours {
         remember_contents(mapping);
     }
-    written.and(synced)?;
-    syncing.succeeded(data_only);
-    Ok(())
+    turn.ends(data_only, written.is_ok() && synced.is_ok());
+    written.and(synced)
 }
 
 /// Whether, as far as is known, nobody else has changed the file.

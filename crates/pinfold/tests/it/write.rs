@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
-use pinfold::source::{Extent, Memory, Source};
+use pinfold::source::{Memory, Source};
 use pinfold::{Cache, ErrorKind, File, FileOptions, Options};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 
@@ -156,4 +155,308 @@ fn sources_are_what_was_written() {
         let file = cache.attach("blocks", blocks.clone()).unwrap();
         random_operations(&file, seed, || blocks.0.to_vec());
     }
+}
+
+fn fails(operation: Operation, when: When, errno: i32) -> Rule {
+    Rule { operation, when, fault: Fault::Error(errno) }
+}
+
+/// An empty source that does so, and the source below.
+fn faulty(rule: Rule) -> (Arc<Faulty>, Arc<Memory>) {
+    let memory = Arc::new(Memory::default());
+    let source = Arc::new(Faulty::new(memory.clone()));
+    source.add(rule);
+    (source, memory)
+}
+
+/// What a disk does that loses what it was given: each sync that fails takes back all writes since
+/// the last one that did not.
+#[derive(Debug, Default)]
+struct Forgetful {
+    now: Memory,
+    durable: Memory,
+    fails: AtomicBool,
+}
+
+impl Source for Forgetful {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.now.read_at(offset, buf)
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.now.write_at(offset, buf)
+    }
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.now.set_len(bytes)
+    }
+    fn sync(&self, _: bool) -> io::Result<()> {
+        let fails = self.fails.load(Ordering::Relaxed);
+        let (from, to) = if fails { (&self.durable, &self.now) } else { (&self.now, &self.durable) };
+        let bytes = from.to_vec();
+        to.set_len(0)?;
+        to.write_at(0, &bytes)?;
+        if fails { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.now.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "forgetful".into()
+    }
+}
+
+#[test]
+fn after_syncs_that_failed_one_that_succeeds_loses_nothing() {
+    let disk = Arc::new(Forgetful::default());
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("disk", disk.clone()).unwrap();
+    let mut model = vec![0; 300_000];
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..60_u8 {
+        for _ in 0..20 {
+            let at = random.usize(..model.len() - 5000);
+            let bytes = vec![round; random.usize(1..5000)];
+            file.write_at(&bytes, at as u64).unwrap();
+            model[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        disk.fails.store(round % 5 != 4, Ordering::Relaxed);
+        let synced = file.sync_data();
+        if round % 5 == 4 {
+            synced.unwrap();
+            assert_eq!(cache.stats().dirty_bytes, 0);
+            let durable = disk.durable.to_vec();
+            assert_same(&durable, &model[..durable.len()], "durable");
+        } else {
+            assert_eq!(synced.unwrap_err().kind(), ErrorKind::Write);
+            assert!(cache.stats().dirty_bytes > 0);
+            // Memory is short, and what is dirty stays.
+            drop(file.invalidate(..));
+        }
+        assert_same(&all_of(&file), &model[..file.len() as usize], "cached");
+    }
+}
+
+#[test]
+fn what_the_source_does_not_take_stays() {
+    // A full disk, for a while.
+    let (source, memory) = faulty(fails(Operation::Write, When::Always, 28));
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("full", source.clone()).unwrap();
+    let other = cache.attach("other", Arc::new(Memory::new(vec![3; 4 << 20]))).unwrap();
+    let bytes: Vec<u8> = (0..3 * MIB).map(|n| (n / PAGE) as u8).collect();
+    // The writer is stopped, and told why.
+    let mut written = 0;
+    let error = loop {
+        match file.write_at(&bytes[written..written + 65_536], written as u64) {
+            Ok(()) => written += 65_536,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error.kind(), error.io_kind()), (ErrorKind::Write, io::ErrorKind::StorageFull));
+    assert!(error.to_string().contains("full"), "{error}");
+    assert!(written as u64 <= MIB + 65_536, "{written}: more than its share of the budget");
+    // Others read all that they want.
+    for _ in 0..2 {
+        assert_same(&all_of(&other), &vec![3; 4 << 20], "another file");
+    }
+    assert_eq!(file.sync_data().unwrap_err().kind(), ErrorKind::Write);
+    assert_same(&all_of(&file), &bytes[..written], "cached");
+    source.heal();
+    file.write_at(&bytes[written..], written as u64).unwrap();
+    file.sync_data().unwrap();
+    assert_same(&memory.to_vec(), &bytes, "written at last");
+}
+
+#[test]
+fn guards_borrows_and_pins() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("memory", Arc::new(Memory::default())).unwrap();
+    file.write_at(&[1; 3 * PAGE as usize], 0).unwrap();
+    file.sync_data().unwrap();
+    let reader = cache.reader().unwrap();
+    let guard = file.get(0).unwrap();
+    let borrowed = file.borrow(1, &reader).unwrap();
+    assert_eq!(cache.stats().borrows_counted, 0, "what is clean is borrowed by a slot");
+    for n in 0..2 {
+        file.write_at(&[2; 100], n * PAGE).unwrap();
+    }
+    assert!(guard.iter().chain(&*borrowed).all(|&byte| byte == 1), "they keep their bytes");
+    let (after, again) = (file.get(0).unwrap(), file.borrow(1, &reader).unwrap());
+    for page in [&*after, &*again] {
+        assert!(page[..100].iter().all(|&byte| byte == 2) && page[100] == 1);
+    }
+    drop((guard, borrowed, after, again));
+    // A page that is written to has no borrow by a slot, which no write would look for.
+    let borrowed = file.borrow(1, &reader).unwrap();
+    file.write_at(&[3; 100], PAGE).unwrap();
+    assert!(borrowed[..100].iter().all(|&byte| byte == 2));
+    drop(borrowed);
+    // Nor after a sync, until it is borrowed by a slot again.
+    file.sync_data().unwrap();
+    let borrowed = file.borrow(1, &reader).unwrap();
+    file.write_at(&[4; 100], PAGE).unwrap();
+    assert!(borrowed[..100].iter().all(|&byte| byte == 3));
+    drop(borrowed);
+    let pinned = file.pin(0..PAGE).unwrap();
+    let error = file.write_at(&[5], 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    drop(pinned);
+    file.write_at(&[5], 0).unwrap();
+}
+
+#[test]
+fn threads_that_sync_together_share_syncs() {
+    let delay = Fault::Delay(std::time::Duration::from_millis(2));
+    let rule = Rule { operation: Operation::Sync, when: When::Always, fault: delay };
+    let (source, memory) = faulty(rule);
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("slow", source.clone()).unwrap();
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 40;
+    let start = Barrier::new(THREADS as usize);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (file, memory, start) = (&file, &memory, &start);
+            scope.spawn(move || {
+                start.wait();
+                for round in 0..ROUNDS {
+                    file.write_at(&round.to_ne_bytes(), thread * PAGE).unwrap();
+                    file.sync_data().unwrap();
+                    let mut now = [0; 8];
+                    memory.read_at(thread * PAGE, &mut now).unwrap();
+                    assert!(u64::from_ne_bytes(now) >= round, "it was synced before");
+                }
+            });
+        }
+    });
+    let syncs = source.counts().syncs;
+    assert!(syncs < THREADS * ROUNDS / 2, "{syncs} syncs");
+}
+
+#[test]
+fn the_last_handle_writes_all() {
+    let dir = on_disk();
+    let path = dir.path().join("file");
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let bytes: Vec<u8> = (0..100_001_u32).map(|n| n as u8).collect();
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    assert_eq!(cache.stats().dirty_bytes, 25 * PAGE);
+    drop(file.clone());
+    assert_eq!(cache.stats().dirty_bytes, 25 * PAGE);
+    drop(file);
+    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_same(&std::fs::read(&path).unwrap(), &bytes, "on disk");
+    assert_same(&all_of(&cache.open(&path).unwrap()), &bytes, "opened again");
+    // A deleted file needs no writing.
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    file.write_at(&[9; 100], 0).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    drop(file);
+    assert_eq!((cache.stats().dirty_bytes, cache.stats().files), (0, 0));
+}
+
+#[test]
+fn a_file_that_is_open_for_reading_is_opened_for_writing_too() {
+    let dir = on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 10_000]).unwrap();
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let reads = cache.open(&path).unwrap();
+    assert_same(&all_of(&reads), &[7; 10_000], "before");
+    let error = reads.write_at(&[1], 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let writes = cache.open_with(&path, TO_WRITE).unwrap();
+    writes.write_at(&[8; 10], 9_995).unwrap();
+    assert_eq!((reads.len(), &all_of(&reads)[9_990..]), (10_005, &[7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8][..]));
+    assert_eq!(reads.append(&[1]).unwrap_err().kind(), ErrorKind::Invalid);
+    drop(writes);
+    reads.sync_data().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap().len(), 10_005);
+    // What is not written yet is not taken for what another program has done.
+    let writes = cache.open_with(&path, TO_WRITE).unwrap();
+    writes.append(&[1; 20]).unwrap();
+    assert_eq!(reads.refresh().unwrap(), pinfold::Changed::No);
+    assert_eq!(cache.open(&path).unwrap().len(), 10_025);
+    writes.sync_data().unwrap();
+    assert_eq!(reads.refresh().unwrap(), pinfold::Changed::No);
+    assert_eq!(reads.len(), 10_025);
+    let missing = dir.path().join("missing");
+    let error = cache.open_with(&missing, FileOptions { create: false, ..TO_WRITE }).unwrap_err();
+    assert_eq!(error.io_kind(), io::ErrorKind::NotFound);
+}
+
+#[cfg(feature = "map")]
+#[test]
+fn a_file_is_mapped_or_written_to() {
+    let dir = on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 10_000]).unwrap();
+    let cache = Cache::new(Options::new(16 << 20)).unwrap();
+    let space = pinfold::Space::new(&cache, 0).unwrap();
+    let file = cache.open(&path).unwrap();
+    let map = space.map_file(&file, 0..10_000).unwrap();
+    let error = cache.open_with(&path, TO_WRITE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    drop(map);
+    drop(file);
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    file.write_at(&[1], 0).unwrap();
+    let error = space.map_file(&file, 0..10_000).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+}
+
+/// Each page has one number in all of its words, whoever reads it, however.
+#[test]
+fn readers_see_whole_writes() {
+    const PAGES: u64 = 64;
+    let dir = on_disk();
+    let cache = Cache::new(Options::new(2 << 20)).unwrap();
+    let file = cache.open_with(dir.path().join("file"), TO_WRITE).unwrap();
+    let page_of = |number: u64| number.to_ne_bytes().repeat(512);
+    for page in 0..PAGES {
+        file.write_at(&page_of(0), page * PAGE).unwrap();
+    }
+    let other = cache.attach("other", Arc::new(Memory::new(vec![3; 4 << 20]))).unwrap();
+    let ends = AtomicBool::new(false);
+    let check = |bytes: &[u8]| {
+        let words = bytes.as_chunks::<8>().0;
+        assert!(words.iter().all(|word| *word == words[0]), "half of a write");
+    };
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let (file, ends) = (&file, &ends);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                for number in 1..8000 {
+                    file.write_at(&page_of(number), random.u64(..PAGES) * PAGE).unwrap();
+                    if number % 500 == 0 {
+                        file.sync_data().unwrap();
+                    }
+                }
+                ends.store(true, Ordering::Relaxed);
+            });
+        }
+        for seed in 2..4 {
+            let (file, other, cache, ends, check) = (&file, &other, &cache, &ends, &check);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let reader = cache.reader().unwrap();
+                let mut buf = vec![0; PAGE as usize];
+                while !ends.load(Ordering::Relaxed) {
+                    let page = random.u64(..PAGES);
+                    file.read_at(&mut buf, page * PAGE).unwrap();
+                    check(&buf);
+                    check(&file.get(page).unwrap());
+                    let borrowed = file.borrow(page, &reader).unwrap();
+                    check(&borrowed);
+                    // So that they leave memory.
+                    other.read_at(&mut buf, random.u64(..1000) * PAGE).unwrap();
+                    check(&borrowed);
+                }
+            });
+        }
+    });
 }

@@ -1,66 +1,38 @@
-//! A writer against borrowing readers: the rules for writing through the cache.
-//!
-//! There is no writing yet. The writer here is its protocol, made of shipped steps; the readers are
-//! shipped. `docs/borrow.md` explains the rules. It differs from `docs/design.md` in this: it
-//! freezes the count before it makes the version odd, and where the count cannot be frozen it does
-//! not ask why, but writes to a copy.
+//! Writes against readers in place: the shipped change of a folio (`pages/freeze/change.rs`), and
+//! shipped readers. `docs/borrow.md` explains the rules.
 
 use super::borrowed::reader;
 use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
-use crate::base::mutant::{self, Mutant};
-use crate::frames::{FrameNumber, Identity, Order, bytes};
-use crate::pages::core::Core;
-use crate::pages::freeze;
+use crate::base::mutant::Mutant;
+use crate::frames::{Order, PAGE_SHIFT, bytes};
+use crate::pages::freeze::{self, Length};
 
 /// The word of a page after it is written.
 fn written(page: u64) -> u64 {
     9_000_000 + page
 }
 
-/// Writes a page of the first file that is a cached folio of its own: in place and under an odd
-/// version if it has no other users; otherwise to a copy that replaces it, while its users keep the
-/// old one.
+/// Writes a page of the first file that is a cached folio of its own.
 fn write(model: &Model, page: u64) {
     let (core, mapping) = (&*model.core, &*model.files[0].mapping);
-    let copy = core.frames.alloc(Order::MIN).expect("room for a copy");
+    let mut copy = Some(core.frames.alloc(Order::MIN).expect("room for a copy"));
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page).expect("nobody evicts it");
-    let frame = core.frames.frame(folio.frame);
-    let alone = if mutant::on(Mutant::WriteUnderBorrow) {
-        freeze::freeze_blindly(frame).is_ok()
-    } else {
-        freeze::freeze_alone(core, folio.frame).is_ok()
+    let store = |to: *mut u8| {
+        let address = std::ptr::NonNull::new(to).expect("not at 0");
+        bytes::fill(address, written(page));
     };
-    if alone {
-        fill(core, folio.frame, page);
-        freeze::thaw(frame);
-        drop(changing);
-        core.put(copy);
-        return;
-    }
-    let new = core.frames.frame(copy);
-    fill(core, copy, page);
-    new.set_identity(Identity { mapping: mapping.id, index: page, order: Order::MIN });
-    let replaced = changing.writer(&core.nodes).replace(page, copy);
-    assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame));
-    core.residency.replace(&core.frames, folio.frame, copy);
-    let late = mutant::on(Mutant::OldGoesLate);
-    if late {
-        new.change_end();
-    }
-    frame.change_begin();
-    frame.forget_identity();
-    if !late {
-        new.change_end();
-    }
-    core.waiters.wake(copy.0);
+    let length = Length::Reaches((page + 1) << PAGE_SHIFT);
+    let changed = freeze::change(core, &mut changing, folio, length, &mut copy, store);
+    let replaced = changed.expect("nobody has pinned it");
     drop(changing);
-    freeze::let_go(core, &[folio.frame]);
-}
-
-fn fill(core: &Core, head: FrameNumber, page: u64) {
-    let address = std::ptr::NonNull::new(core.frames.address(head)).expect("not at 0");
-    bytes::fill(address, written(page));
+    drop(replaced.woken);
+    if let Some(old) = replaced.old {
+        freeze::let_go(core, &[old]);
+    }
+    if let Some(copy) = copy {
+        core.put(copy);
+    }
 }
 
 /// Two pages of the first file, and two more frames.
@@ -72,7 +44,11 @@ fn two_pages() -> std::sync::Arc<Model> {
 }
 
 fn one_page() -> std::sync::Arc<Model> {
-    let model = Model::new(2, 0);
+    one_page_and(1)
+}
+
+fn one_page_and(frames: u64) -> std::sync::Arc<Model> {
+    let model = Model::new(1 + frames, 0);
     model.check(0, 0, 1);
     model
 }
@@ -107,6 +83,12 @@ fn write_one(model: &Model) {
     write(model, 0);
 }
 
+/// The second write finds a folio whose guards are counted, and does not look at the slots.
+fn write_again(model: &Model) {
+    write(model, 0);
+    write(model, 0);
+}
+
 fn write_both(model: &Model) {
     write(model, 0);
     write(model, 1);
@@ -114,6 +96,10 @@ fn write_both(model: &Model) {
 
 fn borrowed() {
     race(&one_page(), write_one, borrow_one);
+}
+
+fn borrowed_again() {
+    race(&one_page_and(2), write_again, borrow_one);
 }
 
 fn held() {
@@ -141,6 +127,7 @@ fn bytes_do_not_change_under_a_borrow() {
         (Mutant::AnnounceUnfenced, RACE),
     ];
     holds_and_catches(borrowed, &mutants);
+    holds_and_catches(borrowed_again, &[(Mutant::BorrowByCount, RACE)]);
 }
 
 #[test]

@@ -385,6 +385,8 @@ mutants! {
     BorrowByCount,
     /// A folio that was changed is not marked.
     DirtUnmarked,
+    /// What is changed while it is written is not dirty.
+    RedirtLost,
     /// What could not be written counts as written.
     FailedStaysWritten,
     /// After a sync that has failed, what was written is clean.

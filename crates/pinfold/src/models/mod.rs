@@ -23,6 +23,7 @@ mod pinned;
 mod reopened;
 mod short;
 mod swapped;
+mod synced;
 mod woken;
 mod writer;
 
@@ -117,6 +118,8 @@ struct Pages {
     len_bytes: AtomicU64,
     generation: AtomicU64,
     failures: AtomicU64,
+    /// The word of its first page that a sync has made durable.
+    durable: AtomicU64,
 }
 
 impl Source for Pages {
@@ -279,6 +282,7 @@ impl Pages {
             len_bytes: AtomicU64::new(4 * PAGE),
             generation: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
         }
     }
 }
@@ -312,10 +316,14 @@ fn race_of_three(model: &Arc<Model>, one: fn(&Model), two: fn(&Model), three: fn
 
 /// Runs both sides at once on the model, which no thread holds afterwards.
 fn race(model: &Arc<Model>, one: fn(&Model), other: fn(&Model)) {
+    race_to(model, one, other);
+    model.ends();
+}
+
+fn race_to(model: &Arc<Model>, one: fn(&Model), other: fn(&Model)) {
     let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };
     let shared = model.clone();
     let thread = loom::thread::spawn(move || second(&shared));
     first(model);
     thread.join().expect("the other thread");
-    model.ends();
 }

@@ -12,15 +12,19 @@ fn written(page: u64) -> u64 {
     9_000_000 + page
 }
 
-/// Writes a page of the first file that is a cached folio of its own.
 fn write(model: &Model, page: u64) {
+    write_word(model, page, written(page));
+}
+
+/// Writes a page of the first file that is a cached folio of its own.
+pub(super) fn write_word(model: &Model, page: u64, word: u64) {
     let (core, mapping) = (&*model.core, &*model.files[0].mapping);
     let mut copy = Some(core.frames.alloc(Order::MIN).expect("room for a copy"));
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page).expect("nobody evicts it");
     let store = |to: *mut u8| {
         let address = std::ptr::NonNull::new(to).expect("not at 0");
-        bytes::fill(address, written(page));
+        bytes::fill(address, word);
     };
     let length = Length::Reaches((page + 1) << PAGE_SHIFT);
     let changed = freeze::change(core, &mut changing, folio, length, &mut copy, store);

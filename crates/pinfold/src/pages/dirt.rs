@@ -31,7 +31,11 @@ fn pages_of(folio: FolioAt) -> u64 {
 /// The folio that has `page`, whose bytes have changed.
 pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, page: u64) {
     let mut writer = changing.writer(&core.nodes);
-    if mutant::on(Mutant::DirtUnmarked) || writer.set_mark(page, Mark::Dirty) != Some(true) {
+    let is_lost = || {
+        mutant::on(Mutant::DirtUnmarked)
+            || mutant::on(Mutant::RedirtLost) && writer.is_marked(page, Mark::Writeback)
+    };
+    if is_lost() || writer.set_mark(page, Mark::Dirty) != Some(true) {
         return;
     }
     // It was not dirty.

@@ -45,6 +45,7 @@ use crate::pages::handle::Handle;
 use crate::pages::mapping::{Closed, Mapping};
 use crate::pages::outside::Outside;
 use crate::source::Hint;
+use crate::write;
 
 #[cfg(feature = "testing")]
 mod testing;
@@ -539,7 +540,7 @@ impl Drop for File {
     fn drop(&mut self) {
         if self.handle.core.owner.is_here() {
             fill::end_ahead(&self.handle);
-            writing::sync_if_last(self);
+            write::sync::before_drop(&self.handle.core, &self.handle.mapping);
             close(&self.handle.core, &self.handle.mapping);
         }
     }

@@ -1,11 +1,9 @@
 //! Writing to a file, and making it durable.
 
-use crate::error::{Cause, Result};
 #[cfg(doc)]
 use crate::error::ErrorKind;
+use crate::error::{Cause, Result};
 use crate::file::File;
-use crate::index::PAGES_END;
-use crate::pages::freeze;
 use crate::write;
 
 /// # Writing
@@ -31,7 +29,7 @@ impl File {
         let mapping = &self.handle().mapping;
         // First: who maps the file looks for it afterwards.
         mapping.written.set_writable();
-        if mapping.mapped.has_mirror() {
+        if mapping.mapped.was_mapped() {
             let path = mapping.path.clone();
             return Err(Cause::MappedOrWritten { path, what: "write to" }.into());
         }
@@ -116,19 +114,5 @@ impl File {
     /// As [`sync_data`](Self::sync_data).
     pub fn sync_all(&self) -> Result<()> {
         write::sync::sync(&self.handle().core, &self.handle().mapping, false)
-    }
-}
-
-/// Before a handle is dropped. What cannot be written stays cached, with its source, but of what
-/// nobody can open again.
-pub(super) fn sync_if_last(file: &File) {
-    let (core, mapping) = (&file.handle().core, &file.handle().mapping);
-    if mapping.written.unsynced_pages() == 0 || !mapping.is_last_handle() {
-        return;
-    }
-    if mapping.backing.is_deleted() {
-        freeze::discard(core, mapping, 0..PAGES_END);
-    } else {
-        let _ = write::sync::sync(core, mapping, true);
     }
 }

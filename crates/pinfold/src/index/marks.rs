@@ -1,5 +1,6 @@
-//! Marks: which folios are dirty, under writeback, or to be written by the running sync. It is set in all slots of a folio: so a split or a
-//! replacement keeps it. A parent's bit for a child is set exactly while the child has a bit set.
+//! Marks: which folios are dirty, or given to the source and not known to be durable. One is set in
+//! all slots of a folio: so a split or a replacement keeps it. A parent's bit for a child is set
+//! exactly while the child has a bit set.
 
 use super::entry::Entry;
 use super::node::{Node, slot_mask};

@@ -50,7 +50,7 @@ impl MappedOfCache {
 
 impl MappedOfFile {
     #[expect(clippy::unused_self, reason = "as with maps")]
-    pub(crate) fn has_mirror(&self) -> bool {
+    pub(crate) fn was_mapped(&self) -> bool {
         false
     }
 }

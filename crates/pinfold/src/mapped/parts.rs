@@ -66,7 +66,7 @@ pub(crate) struct MappedOfFile {
 
 impl MappedOfFile {
     /// Whether it is or was mapped.
-    pub(crate) fn has_mirror(&self) -> bool {
+    pub(crate) fn was_mapped(&self) -> bool {
         self.mirror.get().is_some()
     }
 }

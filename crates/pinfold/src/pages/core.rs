@@ -41,7 +41,7 @@ pub(crate) struct CoreParts {
     pub(crate) mappings: Mappings,
     pub(crate) residency: Residency,
     pub(crate) pressure: Pressure,
-    /// Of all files, see `Written`.
+    /// Of all files, see `WriteState`.
     pub(crate) unsynced_pages: AtomicU64,
     pub(crate) waiters: Waiters,
     /// Readers do not keep the cache alive.

@@ -23,7 +23,7 @@ use crate::frames::{FrameNumber, MAPPINGS_END, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
-use crate::pages::written::Written;
+use crate::pages::written::WriteState;
 use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -63,7 +63,7 @@ pub(crate) struct Mapping {
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     pub(crate) mapped: MappedOfFile,
     pub(crate) on_its_way: OnItsWay,
-    pub(crate) written: Written,
+    pub(crate) written: WriteState,
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
     handles: AtomicU64,
@@ -334,7 +334,7 @@ impl Mappings {
                 && mapping.is_of_system()
                 && mapping.written.unsynced_pages() == 0
                 && (!mapping.has_pages_of(contents)
-                    || mapping.mapped.has_mirror() && backing.is_writable());
+                    || mapping.mapped.was_mapped() && backing.is_writable());
             let outdates = changed.is_some() || rewritten;
             if let Some(error) = changed.filter(|_| !nobodys) {
                 return Err(error);
@@ -366,7 +366,7 @@ impl Mappings {
             backing,
             mapped: MappedOfFile::default(),
             on_its_way: OnItsWay::default(),
-            written: Written::new(len_bytes),
+            written: WriteState::new(len_bytes),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),

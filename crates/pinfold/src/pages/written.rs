@@ -9,19 +9,19 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU64, Condvar, Mutex, Ordering};
 
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WriteState {
     /// Once it was opened for writing. Not from `crate::base::sync`: it never goes back.
     is_writable: std::sync::atomic::AtomicBool,
     /// So many bytes the source has, at least. What is beyond is zeros, until it is written.
     source_bytes: AtomicU64,
     /// Of folios that are not clean. Changes under the `change` mutex.
     unsynced_pages: AtomicU64,
-    turns: Mutex<Turns>,
+    turns: Mutex<SyncTurns>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Turns {
+struct SyncTurns {
     taken: bool,
     /// The last sync that has begun.
     begun: u64,
@@ -33,15 +33,15 @@ struct Turns {
 
 /// The turn, given up on drop.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a Written);
+pub(crate) struct SyncTurn<'a>(&'a WriteState);
 
-impl Written {
+impl WriteState {
     pub(crate) fn new(source_bytes: u64) -> Self {
-        Written {
+        WriteState {
             is_writable: false.into(),
             source_bytes: AtomicU64::new(source_bytes),
             unsynced_pages: AtomicU64::new(0),
-            turns: Mutex::new(Turns { durable_bytes: source_bytes, ..Turns::default() }),
+            turns: Mutex::new(SyncTurns { durable_bytes: source_bytes, ..SyncTurns::default() }),
             ended: Condvar::new(),
         }
     }
@@ -81,17 +81,17 @@ impl Written {
     }
 
     /// Waits for the turn.
-    pub(crate) fn turn(&self) -> Turn<'_> {
+    pub(crate) fn turn(&self) -> SyncTurn<'_> {
         let mut turns = self.turns.lock();
         while turns.taken {
             turns = self.ended.wait(turns);
         }
         turns.taken = true;
-        Turn(self)
+        SyncTurn(self)
     }
 
     /// Waits for the turn, and begins a sync; or until another one will do (`None`).
-    pub(crate) fn turn_to_sync(&self, data_only: bool) -> Option<Turn<'_>> {
+    pub(crate) fn turn_to_sync(&self, data_only: bool) -> Option<SyncTurn<'_>> {
         let mut turns = self.turns.lock();
         let came = turns.begun.saturating_sub(mutant::on(Mutant::SyncOfOthers).into());
         // Ends: each turn of the loop follows the end of another thread's.
@@ -102,14 +102,14 @@ impl Written {
             if !turns.taken {
                 turns.taken = true;
                 turns.begun += 1;
-                return Some(Turn(self));
+                return Some(SyncTurn(self));
             }
             turns = self.ended.wait(turns);
         }
     }
 }
 
-impl Turn<'_> {
+impl SyncTurn<'_> {
     /// The sync that it began with has succeeded, or failed: then nobody knows what the source has
     /// of what came since the last that has succeeded.
     pub(crate) fn ends(self, data_only: bool, succeeded: bool) {
@@ -126,7 +126,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SyncTurn<'_> {
     fn drop(&mut self) {
         self.0.turns.lock().taken = false;
         self.0.ended.notify_all();

@@ -21,9 +21,9 @@ use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
 use super::{AlignedBuffer, Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
-use crate::frames::PAGE_BYTES;
 #[cfg(all(feature = "serve", not(loom)))]
 use crate::base::threads::NotStarted;
+use crate::frames::PAGE_BYTES;
 
 const CLOSED: &str = "none: the file is closed";
 

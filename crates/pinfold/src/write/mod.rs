@@ -24,7 +24,7 @@ use crate::error::{Cause, Result};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::check_len;
 
-/// Written under one hold of `resizing`, and between two looks at how much waits to be synced.
+/// WriteState under one hold of `resizing`, and between two looks at how much waits to be synced.
 const CHUNK_BYTES: usize = 1 << 20;
 
 pub(crate) fn write_at(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {

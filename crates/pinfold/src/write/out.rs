@@ -25,7 +25,7 @@ const PAGES_AT_ONCE: u64 = 4096;
 const FOLIOS_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
 
-type Begun<'a> = (FolioAt, Held<'a>);
+type InFlight<'a> = (FolioAt, Held<'a>);
 
 /// All that is dirty now.
 pub(super) fn write_out(core: &Core, mapping: &Mapping) -> Result<()> {
@@ -41,13 +41,13 @@ pub(super) fn write_out(core: &Core, mapping: &Mapping) -> Result<()> {
 }
 
 /// Steps 2 and 3.
-fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
-    let mut runs: Vec<&[Begun<'_>]> = Vec::new();
+fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
+    let mut runs: Vec<&[InFlight<'_>]> = Vec::new();
     for run in begun.chunk_by(|(one, _), (next, _)| one.end() == next.page) {
         let mut rest = run;
         // Ends: each turn takes a folio.
         while let Some((first, _)) = rest.first() {
-            let fits = |(it, _): &Begun<'_>| (it.end() - first.page) << PAGE_SHIFT <= BYTES_MAX;
+            let fits = |(it, _): &InFlight<'_>| (it.end() - first.page) << PAGE_SHIFT <= BYTES_MAX;
             let folios = rest.iter().take(FOLIOS_MAX).take_while(|it| fits(it)).count().max(1);
             runs.push(&rest[..folios]);
             rest = &rest[folios..];
@@ -75,7 +75,7 @@ fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-fn extent<'a>(core: &'a Core, (_, held): &Begun<'a>, bytes: usize) -> Extent<'a> {
+fn extent<'a>(core: &'a Core, (_, held): &InFlight<'a>, bytes: usize) -> Extent<'a> {
     let address = NonNull::new(core.frames.address(held.head())).expect("the arena is not at 0");
     // SAFETY: the folio's memory, which the reference keeps; nothing stores to it meanwhile.
     unsafe { Extent::new(address, bytes) }
@@ -84,9 +84,9 @@ fn extent<'a>(core: &'a Core, (_, held): &Begun<'a>, bytes: usize) -> Extent<'a>
 /// The pages of a run that the file has whole, as one write.
 fn whole_pages<'a, 'b>(
     core: &'a Core,
-    run: &'b [Begun<'a>],
-) -> Option<(&'b [Begun<'a>], (u64, Vec<Extent<'a>>))> {
-    let whole = |it: &Begun<'a>| {
+    run: &'b [InFlight<'a>],
+) -> Option<(&'b [InFlight<'a>], (u64, Vec<Extent<'a>>))> {
+    let whole = |it: &InFlight<'a>| {
         let bytes = it.1.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES;
         (bytes > 0).then(|| extent(core, it, bytes))
     };
@@ -98,7 +98,7 @@ fn whole_pages<'a, 'b>(
 fn finish(
     core: &Core,
     mapping: &Mapping,
-    run: &[Begun<'_>],
+    run: &[InFlight<'_>],
     written: std::io::Result<()>,
     first_error: &mut Option<Error>,
 ) {

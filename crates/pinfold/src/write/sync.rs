@@ -18,6 +18,7 @@ use crate::error::{Cause, Error, Result};
 use crate::index::PAGES_END;
 use crate::pages::core::Core;
 use crate::pages::dirt;
+use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Mapping, ReadUnder};
 
@@ -72,4 +73,17 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
         return Ok(());
     }
     sync(core, &handle.mapping, true)
+}
+
+/// Before a handle is dropped: if it is the last, syncs. What cannot be written stays cached, with
+/// its source, but of what nobody can open again.
+pub(crate) fn before_drop(core: &Core, mapping: &Mapping) {
+    if mapping.written.unsynced_pages() == 0 || !mapping.is_last_handle() {
+        return;
+    }
+    if mapping.backing.is_deleted() {
+        freeze::discard(core, mapping, 0..PAGES_END);
+    } else {
+        let _ = sync(core, mapping, true);
+    }
 }

@@ -150,7 +150,8 @@ fn an_empty_file_is_legal_and_may_grow() {
     std::fs::write(&path, "").unwrap();
     for direct in [None, Some(false)] {
         let cache = cache();
-        let file = cache.open_with(&path, FileOptions { direct, ..FileOptions::default() }).unwrap();
+        let file =
+            cache.open_with(&path, FileOptions { direct, ..FileOptions::default() }).unwrap();
         assert_eq!((file.len(), file.read_at(&mut [0; 8], 0).unwrap()), (0, 0));
         let error = file.get(0).unwrap_err().to_string();
         assert_eq!(error, format!("no page 0 in {}: it has 0 bytes", path.display()));

@@ -34,7 +34,9 @@ impl Ground {
     }
 
     fn open(&self, path: &Path) -> File {
-        self.cache.open_with(path, FileOptions { direct: self.direct, ..FileOptions::default() }).unwrap()
+        self.cache
+            .open_with(path, FileOptions { direct: self.direct, ..FileOptions::default() })
+            .unwrap()
     }
 
     fn resident(&self) -> u64 {

@@ -193,7 +193,8 @@ impl Source for Forgetful {
     }
     fn sync(&self, _: bool) -> io::Result<()> {
         let fails = self.fails.load(Ordering::Relaxed);
-        let (from, to) = if fails { (&self.durable, &self.now) } else { (&self.now, &self.durable) };
+        let (from, to) =
+            if fails { (&self.durable, &self.now) } else { (&self.now, &self.durable) };
         let bytes = from.to_vec();
         to.set_len(0)?;
         to.write_at(0, &bytes)?;
@@ -370,7 +371,10 @@ fn a_file_that_is_open_for_reading_is_opened_for_writing_too() {
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     let writes = cache.open_with(&path, TO_WRITE).unwrap();
     writes.write_at(&[8; 10], 9_995).unwrap();
-    assert_eq!((reads.len(), &all_of(&reads)[9_990..]), (10_005, &[7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8][..]));
+    assert_eq!(
+        (reads.len(), &all_of(&reads)[9_990..]),
+        (10_005, &[7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8][..])
+    );
     assert_eq!(reads.append(&[1]).unwrap_err().kind(), ErrorKind::Invalid);
     drop(writes);
     reads.sync_data().unwrap();
@@ -459,4 +463,25 @@ fn readers_see_whole_writes() {
             });
         }
     });
+}
+
+/// Tests that fail with a mutant of `mutant.rs` on.
+#[cfg(feature = "mutants")]
+const MUTANTS: &[(&str, &str)] = &[
+    ("after_syncs_that_failed_one_that_succeeds_loses_nothing", "SyncFailedIsClean"),
+    ("what_the_source_does_not_take_stays", "FailedStaysWritten"),
+    ("threads_that_sync_together_share_syncs", "SyncOfOthers"),
+    ("files_are_what_was_written", "DirtUnmarked"),
+    ("guards_borrows_and_pins", "BorrowByCount"),
+    ("guards_borrows_and_pins", "WriteUnderBorrow"),
+];
+
+#[cfg(feature = "mutants")]
+#[test]
+fn each_fails_with_its_mutant() {
+    for (name, mutant) in MUTANTS {
+        let mut test = crate::again::again(module_path!(), name);
+        test.env("PINFOLD_MUTANT", mutant);
+        assert!(!test.output().unwrap().status.success(), "{name} does not fail with {mutant}");
+    }
 }

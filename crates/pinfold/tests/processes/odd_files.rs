@@ -277,7 +277,8 @@ fn what_an_append_and_its_read_take() {
         std::fs::write(&path, vec![1; 1_000_050]).unwrap();
         let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         let cache = cache();
-        let Ok(file) = cache.open_with(&path, FileOptions { direct, ..FileOptions::default() }) else {
+        let Ok(file) = cache.open_with(&path, FileOptions { direct, ..FileOptions::default() })
+        else {
             continue;
         };
         let (mut buf, mut at) = ([0; 100], file.len());

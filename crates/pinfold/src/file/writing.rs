@@ -10,8 +10,8 @@ use crate::write;
 ///
 /// What is written is in the cache at once, for all handles. It is durable when a *sync* has
 /// returned that was called afterwards ([`sync_data`](File::sync_data)). The cache syncs by itself
-/// if a quarter of the budget waits for it, in the thread that writes; and when the last handle is
-/// dropped.
+/// if an eighth of the budget waits for it, in a thread of its own; if a quarter does, in the
+/// threads that write; and when the last handle is dropped.
 ///
 /// Bytes that were written leave memory only after a sync has succeeded. If the source fails to
 /// take them, or to sync, they stay in the cache, and the next sync gives them to the source again:

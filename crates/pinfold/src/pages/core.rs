@@ -43,6 +43,8 @@ pub(crate) struct CoreParts {
     pub(crate) pressure: Pressure,
     /// Of all files, see `WriteState`.
     pub(crate) unsynced_pages: AtomicU64,
+    /// Whether a thread syncs in the background: `write/sync.rs` has the states.
+    pub(crate) writes_behind: AtomicU64,
     pub(crate) waiters: Waiters,
     /// Readers do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
@@ -79,6 +81,7 @@ impl Core {
             residency: Residency::new(pages),
             pressure,
             unsynced_pages: AtomicU64::new(0),
+            writes_behind: AtomicU64::new(0),
             waiters: Waiters::new(),
             readers: Arc::new(Readers::new(options.barrier())),
             deferred: Deferred::new(),

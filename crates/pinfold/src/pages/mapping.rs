@@ -202,12 +202,6 @@ impl Mapping {
         }
     }
 
-    /// So many bytes the source has, of those that the file has. What is beyond is zeros, until it
-    /// is written.
-    pub(crate) fn source_bytes(&self) -> u64 {
-        self.len_bytes().min(self.written.source_bytes())
-    }
-
     pub(crate) fn change(&self) -> Changing<'_> {
         Changing { mapping: self, guard: self.change.lock() }
     }

@@ -107,6 +107,19 @@ impl WriteState {
             turns = self.ended.wait(turns);
         }
     }
+
+    /// Waits for the turn, and begins a sync; or until `is_wanted` is false (`None`).
+    pub(crate) fn turn_to_begin(&self, is_wanted: impl Fn() -> bool) -> Option<SyncTurn<'_>> {
+        let mut turns = self.turns.lock();
+        while turns.taken {
+            turns = self.ended.wait(turns);
+        }
+        is_wanted().then(|| {
+            turns.taken = true;
+            turns.begun += 1;
+            SyncTurn(self)
+        })
+    }
 }
 
 impl SyncTurn<'_> {

@@ -51,6 +51,8 @@ pub(crate) struct FillBatch {
     core: Arc<Core>,
     mapping: Arc<Mapping>,
     folios: VecDeque<Filling>,
+    /// What the source had before it was read: it may grow meanwhile.
+    source_bytes: u64,
     /// What was read ahead leaves no error.
     wanted: For,
     failed: Option<Arc<Failed>>,
@@ -59,7 +61,8 @@ pub(crate) struct FillBatch {
 impl FillBatch {
     pub(crate) fn new(reader: &Handle, wanted: For) -> Self {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
-        FillBatch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
+        let source_bytes = mapping.written.source_bytes();
+        FillBatch { core, mapping, folios: VecDeque::new(), source_bytes, wanted, failed: None }
     }
 
     /// The batch must not be empty.
@@ -176,7 +179,8 @@ impl FillBatch {
                     Ok(got) => {
                         let asked = filling.order.bytes() as u64;
                         let got = (*got as u64).saturating_sub(at).min(asked);
-                        Truncated::check(offset + at, asked, got, self.mapping.source_bytes())
+                        let expected = self.source_bytes.min(self.mapping.len_bytes());
+                        Truncated::check(offset + at, asked, got, expected)
                             .map_err(|cause| Cause::Truncated { path: path(), cause }.into())
                     }
                     Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),

@@ -22,7 +22,7 @@ are in memory. One source fails now and then, one file is rewritten, and one is 
 restored. Other threads invalidate, split, move, advise and reopen the files that are being read, and
 mappers map, access, change and unmap them in spaces of all kinds, while the process forks. An access
 that fails, because its source does, is made again until it succeeds.
-The schedule `mapping` is about maps. Each of the other four schedules (--schedule) repeats one race, so that it is met more often.
+The schedule `mapping` is about maps. Each of the other schedules (--schedule) repeats one race, so that it is met more often.
 
 The exit code is 0 if every byte was right and no thread hung, and 1 otherwise. On a wrong byte, the
 program prints the file, the offset, what was expected, what was read, and where that belongs.";
@@ -99,6 +99,8 @@ enum ScheduleName {
     Mapping,
     /// Small real files that another process writes, cuts, replaces and deletes meanwhile
     Foreign,
+    /// Files that are written to through the cache; some sources fail now and then
+    Writing,
 }
 
 /// A mutant by its name.
@@ -185,6 +187,7 @@ impl StressArgs {
             ScheduleName::Reopening => Schedule::Reopening,
             ScheduleName::Mapping => Schedule::Mapping,
             ScheduleName::Foreign => Schedule::Foreign,
+            ScheduleName::Writing => Schedule::Writing,
         };
         options.budget_bytes = self.budget.0;
         options.data_bytes = 10 * self.budget.0;

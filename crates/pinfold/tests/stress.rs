@@ -172,3 +172,15 @@ fn a_hang_is_caught_and_described() {
     assert!(states.contains("faulty of") && states.contains("reader 0"), "{text}");
     assert!(stats.contains("fills_in_flight") && stats.contains("retry_io_miss"), "{text}");
 }
+
+#[test]
+fn what_is_written_is_right_under_stress() {
+    let change = |options: &mut Options| {
+        options.schedule = Schedule::Writing;
+        options.mappers = 0;
+    };
+    stress_until(number("PINFOLD_STRESS_SECONDS").unwrap_or(5), change, |report| {
+        let stats = &report.stats;
+        vec![(10_000, report.reads, "read"), (10, stats.evictions, "evicted")]
+    });
+}

@@ -68,7 +68,9 @@ pub(super) fn check(
     epochs: RangeInclusive<u32>,
 ) -> Checked {
     let checked = match subject.nature {
-        Nature::Rewritten { .. } => subject.pattern.check_epochs(offset, bytes, epochs),
+        Nature::Rewritten { .. } | Nature::Written(_) => {
+            subject.pattern.check_epochs(offset, bytes, epochs)
+        }
         _ => subject.pattern.check(offset, bytes),
     };
     checked.map_err(|wrong| {

@@ -7,14 +7,14 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Error, File, FileOptions, Result};
 
-use crate::faulty::Faulty;
+use crate::faulty::{Fault, Faulty, Operation, Rule, When};
 use crate::pattern::Pattern;
 
 use super::options::{Options, Sabotage, Schedule};
@@ -37,6 +37,30 @@ pub(super) enum Nature {
     },
     /// It is cut short now and then, and restored.
     Cut(Arc<Memory>),
+    /// It is written anew through the cache, epoch by epoch.
+    Written(WrittenFile),
+}
+
+/// A file that is written to.
+pub(super) struct WrittenFile {
+    /// A handle that writes.
+    pub(super) file: File,
+    /// The newest epoch that may be read.
+    pub(super) begun: AtomicU64,
+    /// The oldest that may.
+    pub(super) settled: AtomicU64,
+    /// Of who writes.
+    pub(super) turn: Mutex<()>,
+    /// Whether writes and syncs fail now and then.
+    pub(super) fails: bool,
+    /// What the source has.
+    pub(super) source: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+}
+
+impl Debug for WrittenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WrittenFile").field("file", &self.file).finish_non_exhaustive()
+    }
 }
 
 /// Whether a file is in trouble: odd while errors and short reads are excused.
@@ -92,7 +116,9 @@ impl Subject {
     pub(super) fn oldest_epoch(&self) -> u32 {
         match &self.nature {
             // Acquire: pairs with the release in `rewrite`. What is read after this is no older.
-            Nature::Rewritten { settled, .. } => settled.load(Ordering::Acquire) as u32,
+            Nature::Rewritten { settled, .. } | Nature::Written(WrittenFile { settled, .. }) => {
+                settled.load(Ordering::Acquire) as u32
+            }
             _ => 0,
         }
     }
@@ -101,7 +127,9 @@ impl Subject {
     pub(super) fn newest_epoch(&self) -> u32 {
         match &self.nature {
             // Acquire: whoever read an epoch's bytes, by way of the source's lock, sees it begun.
-            Nature::Rewritten { begun, .. } => begun.load(Ordering::Acquire) as u32,
+            Nature::Rewritten { begun, .. } | Nature::Written(WrittenFile { begun, .. }) => {
+                begun.load(Ordering::Acquire) as u32
+            }
             _ => 0,
         }
     }
@@ -142,6 +170,7 @@ impl Subjects {
             Schedule::Mapping => maker.mapping()?,
             // Another process makes them.
             Schedule::Foreign => {}
+            Schedule::Writing => maker.writing()?,
             Schedule::Resizing => {
                 for bytes in [100, 3000, 5000, 9000, 20_000, 70_000, 300_000] {
                     maker.cut("cut", bytes);
@@ -201,6 +230,60 @@ impl Maker<'_> {
             self.memory("small", bytes);
         }
         Ok(())
+    }
+
+    /// Files that are written to, beside one that is not.
+    fn writing(&mut self) -> io::Result<()> {
+        let budget = self.options.budget_bytes;
+        self.written_file("direct", budget + 1234, None)?;
+        self.written_file("buffered", budget / 2 + 63, Some(false))?;
+        self.written_memory("memory", budget / 2 + 4095, false);
+        self.written_memory("faulty", budget / 2 + 1, true);
+        for bytes in [1, 4096, 5000, 70_000] {
+            self.written_file("small", bytes, None)?;
+            self.written_memory("small", bytes, true);
+        }
+        self.memory("steady", budget / 2);
+        Ok(())
+    }
+
+    fn written_file(&mut self, kind: &str, bytes: u64, direct: Option<bool>) -> io::Result<()> {
+        let path = self.options.dir.join(format!("{kind}-{bytes}-{}", self.all.len()));
+        write_pattern(&path, self.pattern(), bytes)?;
+        let options = FileOptions { direct, write: true, ..FileOptions::default() };
+        let file = self.cache.open_with(&path, options).map_err(|error| as_io(&error))?;
+        let name = path.display().to_string();
+        let source = move || std::fs::read(&path).expect("it is there");
+        self.written(name, bytes, file, false, Box::new(source));
+        Ok(())
+    }
+
+    fn written_memory(&mut self, kind: &str, bytes: u64, fails: bool) {
+        let name = format!("{kind} of {bytes} in memory, fails: {fails}");
+        let memory = self.contents(bytes);
+        let faulty = Arc::new(Faulty::new(memory.clone()));
+        if fails {
+            for operation in [Operation::Write, Operation::Sync] {
+                let when = When::PerMillion { chance: 100_000, seed: bytes };
+                faulty.add(Rule { operation, when, fault: Fault::Error(5) });
+            }
+        }
+        let file = self.attach(&name, faulty);
+        self.written(name, bytes, file, fails, Box::new(move || memory.to_vec()));
+    }
+
+    fn written(
+        &mut self,
+        name: String,
+        bytes: u64,
+        file: File,
+        fails: bool,
+        source: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+    ) {
+        let kept = Some(file.clone());
+        let (begun, settled) = (AtomicU64::new(0), AtomicU64::new(0));
+        let written = WrittenFile { file, begun, settled, turn: Mutex::new(()), fails, source };
+        self.add(name, bytes, Nature::Written(written), kept);
     }
 
     fn pattern(&self) -> Pattern {

@@ -16,7 +16,7 @@
 //! | `check.rs` | whether the bytes that came are right |
 //! | `access.rs` | accesses to maps that may fail |
 //! | `maps.rs` | maps that threads share |
-//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `mapper.rs`, `shaker.rs`, `forker.rs`, `follower.rs` | the threads |
+//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `mapper.rs`, `shaker.rs`, `forker.rs`, `follower.rs`, `writer.rs` | the threads |
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
@@ -43,6 +43,7 @@ mod shaker;
 mod shared;
 mod waiter;
 mod watch;
+mod writer;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -137,6 +138,7 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
         }
         Schedule::Moving | Schedule::Reopening | Schedule::Foreign => &[],
         Schedule::Resizing => &[("cutter", shaker::cut)],
+        Schedule::Writing => &[("writer 0", writer::run), ("writer 1", writer::run)],
     };
     works.extend(others.iter().map(|&(name, work)| (name.to_owned(), work)));
     start_all(shared, works)

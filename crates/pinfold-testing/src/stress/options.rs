@@ -61,6 +61,9 @@ pub enum Schedule {
     /// Small real files that another process appends to, cuts, rewrites, replaces and deletes,
     /// while readers open and refresh them.
     Foreign,
+    /// Files that are written to through the cache, three times the budget, of sources some of which
+    /// fail to write and to sync.
+    Writing,
 }
 
 /// Ways to break what is under test, from outside.

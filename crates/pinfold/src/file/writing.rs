@@ -51,11 +51,12 @@ impl File {
     ///
     /// Cost for a page that is cached: the file's mutex, a look-up, an atomic operation on the
     /// folio's line and the copy. The first write of a page that is clean finds out who borrows it,
-    /// by a membarrier. If somebody holds the folio, it is copied.
+    /// by a membarrier. If somebody holds the folio, it is copied. A file that is read directly, and
+    /// ends inside a page, has one more descriptor once its last page was written.
     ///
     /// # Errors
     /// After an error any part of `bytes` may have been written. [`ErrorKind::Invalid`] if the file
-    /// was opened for reading; [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096;
+    /// was opened for reading, or is a block device and would become longer; [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096;
     /// [`ErrorKind::Busy`] if a pin keeps its bytes as they are for two seconds;
     /// [`ErrorKind::Write`] if too much waits to be synced, and that fails; otherwise as
     /// [`read_at`](Self::read_at).
@@ -78,7 +79,8 @@ impl File {
         write::write_at(self.handle(), bytes, offset)
     }
 
-    /// Writes `bytes` behind the end of the file, in one piece, and returns their offset.
+    /// Writes `bytes` behind the end of the file, and returns their offset. Threads that append
+    /// take turns: no bytes of theirs come between.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).

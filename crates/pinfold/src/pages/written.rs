@@ -18,6 +18,8 @@ pub(crate) struct WriteState {
     unsynced_pages: AtomicU64,
     turns: Mutex<SyncTurns>,
     ended: Condvar,
+    /// Taken before the turn: one thread at a time appends.
+    pub(crate) appending: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,7 @@ impl WriteState {
             unsynced_pages: AtomicU64::new(0),
             turns: Mutex::new(SyncTurns { durable_bytes: source_bytes, ..SyncTurns::default() }),
             ended: Condvar::new(),
+            appending: Mutex::new(()),
         }
     }
 

@@ -180,6 +180,10 @@ impl Backing {
         guarded("is_writable", || Ok(self.source().is_writable())).unwrap_or(false)
     }
 
+    pub(crate) fn has_fixed_length(&self) -> bool {
+        self.file().is_some_and(|file| file.block_device)
+    }
+
     pub(crate) fn is_deleted(&self) -> bool {
         self.file().is_some_and(|file| file.is_deleted())
     }

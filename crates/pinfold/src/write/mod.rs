@@ -28,9 +28,42 @@ use crate::pages::mapping::check_len;
 const CHUNK_BYTES: usize = 1 << 20;
 
 pub(crate) fn write_at(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
+    handle.core.check_owner()?;
+    check_end(handle, offset, bytes.len())?;
+    write_chunks(handle, bytes, offset)
+}
+
+/// Returns where the first byte is. All are adjacent, and no other append comes between.
+pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
     let mapping = &handle.mapping;
     handle.core.check_owner()?;
-    check_end(handle, offset, bytes.len() as u64)?;
+    let _appending = mapping.written.appending.lock();
+    let (first, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES));
+    sync::make_room(handle)?;
+    let resizing = mapping.resizing.lock();
+    let offset = mapping.len_bytes();
+    check_end(handle, offset, bytes.len())?;
+    write_chunk(handle, first, offset)?;
+    drop(resizing);
+    write_chunks(handle, rest, offset + first.len() as u64)?;
+    Ok(offset)
+}
+
+fn check_end(handle: &Handle, offset: u64, bytes: usize) -> Result<()> {
+    let mapping = &handle.mapping;
+    let path = || mapping.path.clone();
+    let Some(end) = offset.checked_add(bytes as u64) else {
+        return Err(Cause::Range { path: path(), offset, bytes: bytes as u64 }.into());
+    };
+    if end > mapping.len_bytes() && mapping.backing.has_fixed_length() {
+        let why = "a block device does not become longer";
+        return Err(Cause::NotWritable { path: path(), why }.into());
+    }
+    check_len(end, &mapping.path).map(drop)
+}
+
+fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
+    let mapping = &handle.mapping;
     let mut at = offset;
     for chunk in bytes.chunks(CHUNK_BYTES) {
         sync::make_room(handle)?;
@@ -41,27 +74,6 @@ pub(crate) fn write_at(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()>
         at = end;
     }
     Ok(())
-}
-
-/// Returns where the first byte is. All of them are adjacent.
-pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
-    let mapping = &handle.mapping;
-    handle.core.check_owner()?;
-    sync::make_room(handle)?;
-    let resizing = mapping.resizing.lock();
-    let offset = mapping.len_bytes();
-    check_end(handle, offset, bytes.len() as u64)?;
-    let written = write_chunk(handle, bytes, offset);
-    drop(resizing);
-    written.map(|()| offset)
-}
-
-fn check_end(handle: &Handle, offset: u64, bytes: u64) -> Result<()> {
-    let path = &handle.mapping.path;
-    match offset.checked_add(bytes) {
-        Some(end) => check_len(end, path).map(drop),
-        None => Err(Cause::Range { path: path.clone(), offset, bytes }.into()),
-    }
 }
 
 /// The caller holds `resizing` if the file becomes longer.

@@ -412,6 +412,28 @@ fn a_file_is_mapped_or_written_to() {
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
 }
 
+/// More than the whole budget at once, by threads whose pieces stay in one.
+#[test]
+fn appends_are_in_one_piece() {
+    let dir = on_disk();
+    let path = dir.path().join("log");
+    let cache = Cache::new(Options::new(2 << 20)).unwrap();
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    let bytes = |thread: u8| vec![thread + 1; (3 * MIB) as usize + usize::from(thread)];
+    let places: Vec<_> = std::thread::scope(|scope| {
+        let append = |thread| (file.append(&bytes(thread)).unwrap(), thread);
+        let threads: Vec<_> = (0..3).map(|thread| scope.spawn(move || append(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    file.sync_data().unwrap();
+    let all = std::fs::read(&path).unwrap();
+    assert_eq!(all.len() as u64, 9 * MIB + 3);
+    for (offset, thread) in places {
+        let bytes = bytes(thread);
+        assert_same(&all[offset as usize..][..bytes.len()], &bytes, "a piece");
+    }
+}
+
 /// Each page has one number in all of its words, whoever reads it, however.
 #[test]
 fn readers_see_whole_writes() {

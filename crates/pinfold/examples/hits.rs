@@ -109,6 +109,7 @@ impl Ways {
                 page.read(0, block);
                 assert!(page.validate());
             }
+            Way::Write => self.file.write_at(block, page * PAGE_BYTES)?,
             Way::Pin => {
                 let at = page * PAGE_BYTES;
                 drop(self.file.pin(at..at + PAGE_BYTES)?);
@@ -140,6 +141,7 @@ enum Way {
     Borrow,
     Optimistic,
     Pin,
+    Write,
     TryRead,
     TryGet,
     TryBorrow,
@@ -209,7 +211,7 @@ pub(crate) fn make(way: &str, number: u64) {
         "get-owned" => Way::GetOwned,
         "borrow" => Way::Borrow,
         "optimistic" => Way::Optimistic,
-        "pin" => Way::Pin,
+        "pin" => Way::Pin, "write" => Way::Write,
         "try-read" => Way::TryRead,
         "try-get" => Way::TryGet,
         "try-borrow" => Way::TryBorrow,

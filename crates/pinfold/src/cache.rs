@@ -206,7 +206,8 @@ impl Cache {
         };
         refresh::on_open(file.handle(), contents.as_ref())?;
         if options.write {
-            file.allow_writing()?;
+            file.writes = true;
+            file.check_writes()?;
         }
         // It was open before, and keeps its source for as long as it has handles.
         if options.direct == Some(true) && file.handle().mapping.backing.is_buffered() {
@@ -243,10 +244,7 @@ impl Cache {
             // It may have been cached before, with the length it had then.
             refresh::length(file.handle())?;
         }
-        if writes {
-            // One that is mapped is read only.
-            let _ = file.allow_writing();
-        }
+        file.writes = writes;
         Ok(file)
     }
 
@@ -279,7 +277,7 @@ impl Cache {
         self.core.check_owner()?;
         let mut result = Ok(());
         for mapping in self.core.mappings.all() {
-            if mapping.written.unsynced_pages() > 0 {
+            if mapping.written.needs_sync() {
                 result = result.and(write::sync::sync(&self.core, &mapping, true));
             }
         }

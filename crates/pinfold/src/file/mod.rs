@@ -540,14 +540,17 @@ impl Drop for File {
     fn drop(&mut self) {
         if self.handle.core.owner.is_here() {
             fill::end_ahead(&self.handle);
-            write::sync::before_drop(&self.handle.core, &self.handle.mapping);
             close(&self.handle.core, &self.handle.mapping);
         }
     }
 }
 
 fn close(core: &Core, mapping: &Mapping) {
-    let Closed { for_good, source } = core.mappings.drop_handle(mapping);
+    let closed = core.mappings.drop_handle(mapping, false).or_else(|| {
+        write::sync::before_last_drop(core, mapping);
+        core.mappings.drop_handle(mapping, true)
+    });
+    let Closed { for_good, source } = closed.expect("it was tried to sync");
     // Whether a block device has changed by the next open, nobody can say.
     let is_device = mapping.is_of_system() && mapping.read_under().is_none();
     let was_last = source.is_some();

@@ -26,8 +26,9 @@ use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
-use crate::pages::mapping::{ReadUnder, ask_len, check_len};
+use crate::pages::mapping::{Mapping, ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
+use crate::pages::written::{Claim, SyncTurn};
 use crate::source::{AlignedBuffer, Contents, Extent, FileId, look};
 
 /// What another program has done to a file since it was last opened or refreshed, or invalidated as
@@ -119,9 +120,7 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
 pub(crate) fn length(handle: &Handle) -> Result<u64> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
-    if mapping.written.unsynced_pages() > 0 {
-        return Ok(0); // as in `renew`
-    }
+    let Some(_turn) = turn_if_synced(mapping) else { return Ok(0) };
     // Held across the question and the answer: the later of two answers must win.
     let resizing = mapping.resizing.lock();
     let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
@@ -136,6 +135,16 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Of a file that is written to: while somebody has its turn, nobody else syncs or cuts it. `None`:
+/// it has what the source does not have durably, so its length is the cache's.
+fn turn_if_synced(mapping: &Mapping) -> Option<Option<SyncTurn<'_>>> {
+    if !mapping.written.is_claimed(Claim::Written) {
+        return Some(None);
+    }
+    let turn = mapping.written.turn();
+    (!mapping.written.needs_sync()).then_some(Some(turn))
+}
+
 /// An append takes a few of them.
 const APPEND_LOOKS: u32 = 16;
 
@@ -143,9 +152,11 @@ const APPEND_LOOKS: u32 = 16;
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
-    if mapping.written.unsynced_pages() > 0 {
-        return Ok((Changed::No, 0)); // its length is the cache's
-    }
+    let Some(_turn) = turn_if_synced(mapping) else {
+        let all = since == Since::Invalidated;
+        let dropped = if all { freeze::drop_clean(core, mapping, 0..PAGES_END) } else { 0 };
+        return Ok((Changed::No, dropped));
+    };
     let mut resizing = mapping.resizing.lock();
     let length_error = |cause: std::io::Error| Cause::Length {
         path: mapping.path.clone(),

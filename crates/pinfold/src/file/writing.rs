@@ -4,6 +4,7 @@
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::file::File;
+use crate::pages::written::Claim;
 use crate::write;
 
 /// # Writing
@@ -24,25 +25,18 @@ use crate::write;
 /// A file that others write to, too, is not for this: what they change is seen as by
 /// [`refresh`](File::refresh) once all that was written here is durable, and not before.
 impl File {
-    /// Checks that the file may be written to, from now on by this handle and its clones.
-    pub(crate) fn allow_writing(&mut self) -> Result<()> {
+    /// Checks that the file may be written to, and is not mapped. From then on it cannot be mapped.
+    pub(crate) fn check_writes(&self) -> Result<()> {
         let mapping = &self.handle().mapping;
-        // First: who maps the file looks for it afterwards.
-        mapping.written.set_writable();
-        if mapping.mapped.was_mapped() {
+        if !self.writes {
+            let (path, why) = (mapping.path.clone(), "it was opened for reading");
+            return Err(Cause::NotWritable { path, why }.into());
+        }
+        if !mapping.written.claim(Claim::Written) {
             let path = mapping.path.clone();
             return Err(Cause::MappedOrWritten { path, what: "write to" }.into());
         }
-        self.writes = true;
         Ok(())
-    }
-
-    fn check_writes(&self) -> Result<()> {
-        if self.writes {
-            return Ok(());
-        }
-        let (path, why) = (self.handle().mapping.path.clone(), "it was opened for reading");
-        Err(Cause::NotWritable { path, why }.into())
     }
 
     /// Writes all of `bytes` at `offset`, into the cache. Beyond the end, the file becomes longer;

@@ -38,6 +38,7 @@ use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
 use crate::pages::reclaim;
+use crate::pages::written::Claim;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
@@ -124,11 +125,10 @@ pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
     let mapping = &handle.mapping;
-    let mirror = mapping.mirror(&handle.core)?;
-    // Looked for once there is a mirror, for which who opens the file for writing looks.
-    if mapping.written.is_writable() {
+    if !mapping.written.claim(Claim::Mapped) {
         return Err(Cause::MappedOrWritten { path: mapping.path.clone(), what: "map" }.into());
     }
+    let mirror = mapping.mirror(&handle.core)?;
     mirror.grow(bytes)?;
     Ok(mirror)
 }

@@ -48,13 +48,6 @@ impl MappedOfCache {
     pub(crate) fn count(&self, _: &mut Stats) {}
 }
 
-impl MappedOfFile {
-    #[expect(clippy::unused_self, reason = "as with maps")]
-    pub(crate) fn was_mapped(&self) -> bool {
-        false
-    }
-}
-
 impl PieceTurns {
     #[expect(clippy::unused_self, reason = "as with maps")]
     pub(crate) fn has_piece(&self) -> bool {

@@ -64,13 +64,6 @@ pub(crate) struct MappedOfFile {
     pub(crate) own: OnceLock<Arc<dyn OwnMemory>>,
 }
 
-impl MappedOfFile {
-    /// Whether it is or was mapped.
-    pub(crate) fn was_mapped(&self) -> bool {
-        self.mirror.get().is_some()
-    }
-}
-
 /// What the `change` mutex of a file guards.
 #[derive(Debug, Default)]
 pub(crate) struct MappedStates {

@@ -23,7 +23,7 @@ use crate::frames::{FrameNumber, MAPPINGS_END, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
-use crate::pages::written::WriteState;
+use crate::pages::written::{Claim, WriteState};
 use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -99,6 +99,12 @@ impl ReadUnder {
         self.grown
     }
 
+    /// These contents were written here, after those.
+    pub(crate) fn followed_by(self, contents: Contents) -> Self {
+        let settled = self.settled && contents.are_settled();
+        if self.is(&contents) { self } else { ReadUnder { contents, settled, ..self } }
+    }
+
     pub(crate) fn is(&self, contents: &Contents) -> bool {
         self.contents == *contents
     }
@@ -166,7 +172,8 @@ impl Mapping {
         *self.read_under.lock()
     }
 
-    /// Nothing is cached that was read before the file had these contents. `resizing` is held.
+    /// Nothing is cached that was read before the file had these contents. `resizing` is held, or
+    /// the turn of a file that is written to.
     pub(crate) fn set_read_under(&self, contents: ReadUnder) {
         *self.read_under.lock() = Some(contents);
     }
@@ -174,11 +181,6 @@ impl Mapping {
     #[cfg(feature = "map")]
     pub(crate) fn is_closed(&self) -> bool {
         self.handles.load(Ordering::Relaxed) == 0 // a hint, without the table's mutex
-    }
-
-    /// A hint, without the table's mutex.
-    pub(crate) fn is_last_handle(&self) -> bool {
-        self.handles.load(Ordering::Relaxed) == 1
     }
 
     pub(crate) fn is_of_system(&self) -> bool {
@@ -326,9 +328,9 @@ impl Mappings {
             let contents = identity.as_ref().and_then(|identity| identity.contents.as_ref());
             let rewritten = nobodys
                 && mapping.is_of_system()
-                && mapping.written.unsynced_pages() == 0
+                && !mapping.written.needs_sync()
                 && (!mapping.has_pages_of(contents)
-                    || mapping.mapped.was_mapped() && backing.is_writable());
+                    || mapping.written.is_claimed(Claim::Mapped) && backing.is_writable());
             let outdates = changed.is_some() || rewritten;
             if let Some(error) = changed.filter(|_| !nobodys) {
                 return Err(error);
@@ -338,7 +340,8 @@ impl Mappings {
             }
             mapping.handles.fetch_add(1, Ordering::Relaxed);
             if !outdates {
-                if nobodys {
+                // What could not be written keeps a source that can be written to.
+                if nobodys && (backing.is_writable() || !mapping.written.needs_sync()) {
                     _old_source = mapping.backing.adopt(&backing);
                 }
                 return Ok((mapping, None));
@@ -393,20 +396,37 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Without handles a mapping has no source, unless it has what could not be written.
-    pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
+    /// Without handles a mapping has no source, unless it has what could not be written. `None`:
+    /// the handle is the last, and there is something to be synced, which was not `tried` yet.
+    pub(crate) fn drop_handle(&self, mapping: &Mapping, tried: bool) -> Option<Closed> {
         let _table = self.table.lock();
-        let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
-        assert!(before > 0, "a handle was dropped that was not there");
-        if before > 1 {
-            return Closed { for_good: false, source: LetGo::default() };
+        let handles = mapping.handles.load(Ordering::Relaxed);
+        assert!(handles > 0, "a handle was dropped that was not there");
+        let needs_sync = handles == 1 && mapping.written.needs_sync();
+        if needs_sync && !tried {
+            return None;
+        }
+        mapping.handles.store(handles - 1, Ordering::Relaxed);
+        if handles > 1 {
+            return Some(Closed { for_good: false, source: LetGo::default() });
         }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
-        if mapping.written.unsynced_pages() > 0 && !for_good {
-            return Closed { for_good, source: LetGo::default() };
+        let keeps = needs_sync && !for_good;
+        let source = if keeps { LetGo::default() } else { mapping.backing.let_go() };
+        Some(Closed { for_good, source })
+    }
+
+    /// Once it is synced.
+    pub(crate) fn let_go_if_closed(&self, mapping: &Mapping) {
+        if mapping.handles.load(Ordering::Relaxed) > 0 {
+            return; // a hint: usually there are handles
         }
-        Closed { for_good, source: mapping.backing.let_go() }
+        let table = self.table.lock();
+        let is_closed = mapping.handles.load(Ordering::Relaxed) == 0;
+        let source = (is_closed && !mapping.written.needs_sync()).then(|| mapping.backing.let_go());
+        drop(table);
+        drop(source);
     }
 
     /// If it has neither handles nor folios.

@@ -6,12 +6,21 @@
 //! sync has succeeded that began after it came.
 
 use crate::base::mutant::{self, Mutant};
-use crate::base::sync::{AtomicU64, Condvar, Mutex, Ordering};
+use crate::base::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering};
+
+/// What the bytes of a file are for besides reading. The first claim stays as long as the mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Claim {
+    None = 0,
+    /// By maps of this process, or of others.
+    Mapped = 1,
+    Written = 2,
+}
 
 #[derive(Debug)]
 pub(crate) struct WriteState {
-    /// Once it was opened for writing. Not from `crate::base::sync`: it never goes back.
-    is_writable: std::sync::atomic::AtomicBool,
+    claim: AtomicU8,
     /// So many bytes the source has, at least. What is beyond is zeros, until it is written.
     source_bytes: AtomicU64,
     /// Of folios that are not clean. Changes under the `change` mutex.
@@ -31,6 +40,18 @@ struct SyncTurns {
     succeeded: [u64; 2],
     /// What the source had when a sync began that has succeeded.
     durable_bytes: u64,
+    /// Set since the last sync that has succeeded, or to be set.
+    length: SourceLength,
+}
+
+/// Whether the source's length was set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SourceLength {
+    #[default]
+    Durable,
+    Set,
+    /// The source has failed to: it is to have so many bytes.
+    Due(u64),
 }
 
 /// The turn, given up on drop.
@@ -40,7 +61,7 @@ pub(crate) struct SyncTurn<'a>(&'a WriteState);
 impl WriteState {
     pub(crate) fn new(source_bytes: u64) -> Self {
         WriteState {
-            is_writable: false.into(),
+            claim: AtomicU8::new(Claim::None as u8),
             source_bytes: AtomicU64::new(source_bytes),
             unsynced_pages: AtomicU64::new(0),
             turns: Mutex::new(SyncTurns { durable_bytes: source_bytes, ..SyncTurns::default() }),
@@ -49,12 +70,23 @@ impl WriteState {
         }
     }
 
-    pub(crate) fn is_writable(&self) -> bool {
-        self.is_writable.load(std::sync::atomic::Ordering::Relaxed) // a hint
+    /// False: there is another claim.
+    pub(crate) fn claim(&self, claim: Claim) -> bool {
+        // Relaxed, both: nothing but the claim itself depends on it.
+        let (none, claim) = (Claim::None as u8, claim as u8);
+        let now = match self.claim.load(Ordering::Relaxed) {
+            now if now == none => {
+                let claimed =
+                    self.claim.compare_exchange(none, claim, Ordering::Relaxed, Ordering::Relaxed);
+                claimed.map_or_else(|other| other, |_| claim)
+            }
+            now => now,
+        };
+        now == claim
     }
 
-    pub(crate) fn set_writable(&self) {
-        self.is_writable.store(true, std::sync::atomic::Ordering::Relaxed); // as above
+    pub(crate) fn is_claimed(&self, claim: Claim) -> bool {
+        self.claim.load(Ordering::Relaxed) == claim as u8 // as above
     }
 
     pub(crate) fn source_bytes(&self) -> u64 {
@@ -68,10 +100,29 @@ impl WriteState {
         self.source_bytes.store(self.source_bytes().max(bytes), Ordering::Relaxed);
     }
 
-    /// The source's length was set, or asked for.
+    /// The source's length was asked for, of a file that has nothing to be synced.
     pub(crate) fn source_has(&self, bytes: u64) {
         self.turns.lock().durable_bytes = bytes;
         self.source_bytes.store(bytes, Ordering::Relaxed); // as above
+    }
+
+    /// For who has the turn: the length was set, or (`due`) the source has failed to do so.
+    pub(crate) fn length_set(&self, bytes: u64, due: bool) {
+        let mut turns = self.turns.lock();
+        turns.durable_bytes = turns.durable_bytes.min(bytes);
+        turns.length = if due { SourceLength::Due(bytes) } else { SourceLength::Set };
+        let now = if due { self.source_bytes().min(bytes) } else { bytes };
+        self.source_bytes.store(now, Ordering::Relaxed); // as above
+    }
+
+    pub(crate) fn length_due(&self) -> Option<u64> {
+        let turns = self.turns.lock();
+        if let SourceLength::Due(bytes) = turns.length { Some(bytes) } else { None }
+    }
+
+    /// Not counting what changes at this moment.
+    pub(crate) fn needs_sync(&self) -> bool {
+        self.unsynced_pages() > 0 || self.turns.lock().length != SourceLength::Durable
     }
 
     pub(crate) fn unsynced_pages(&self) -> u64 {
@@ -126,18 +177,23 @@ impl WriteState {
 }
 
 impl SyncTurn<'_> {
-    /// The sync that it began with has succeeded, or failed: then nobody knows what the source has
-    /// of what came since the last that has succeeded.
-    pub(crate) fn ends(self, data_only: bool, succeeded: bool) {
+    /// The source's sync has succeeded; `all`: and all that was to be given to it before was. After
+    /// one that has failed nobody knows what it has of what came since the last that succeeded.
+    pub(crate) fn ends(self, data_only: bool, succeeded: bool, all: bool) {
         let mut turns = self.0.turns.lock();
-        if succeeded {
-            turns.durable_bytes = self.0.source_bytes();
+        if !succeeded {
+            self.0.source_bytes.store(turns.durable_bytes, Ordering::Relaxed); // as above
+            return;
+        }
+        turns.durable_bytes = self.0.source_bytes();
+        if turns.length == SourceLength::Set {
+            turns.length = SourceLength::Durable;
+        }
+        if all {
             turns.succeeded[0] = turns.begun;
             if !data_only {
                 turns.succeeded[1] = turns.begun;
             }
-        } else {
-            self.0.source_bytes.store(turns.durable_bytes, Ordering::Relaxed); // as above
         }
     }
 }

@@ -115,6 +115,16 @@ impl Backing {
         self.current.read().source.clone().expect("a file with a handle has a source")
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        self.current.read().source.is_some()
+    }
+
+    /// For calls that may come when the last handle has gone.
+    fn open_source(&self) -> io::Result<SharedSource> {
+        let source = self.current.read().source.clone();
+        source.ok_or_else(|| io::Error::other("the file is closed"))
+    }
+
     fn file(&self) -> Option<Arc<Descriptor>> {
         self.current.read().file.clone()
     }
@@ -177,7 +187,7 @@ impl Backing {
     }
 
     pub(crate) fn is_writable(&self) -> bool {
-        guarded("is_writable", || Ok(self.source().is_writable())).unwrap_or(false)
+        guarded("is_writable", || Ok(self.open_source()?.is_writable())).unwrap_or(false)
     }
 
     pub(crate) fn has_fixed_length(&self) -> bool {
@@ -206,7 +216,7 @@ impl Backing {
         // What nobody takes, this thread does.
         for mut request in requests {
             request.start_clock(&self.meter, &self.engine.under_way);
-            let done = guarded("a write", || self.source().carry_out(&request));
+            let done = guarded("a write", || self.open_source()?.carry_out(&request));
             request.finish(done);
         }
         let mut results: Vec<_> = writes.iter().map(|_| Ok(())).collect();
@@ -219,7 +229,7 @@ impl Backing {
 
     /// Writes the last bytes of the source, from the start of a page on.
     pub(crate) fn write_tail(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let source = self.source();
+        let source = self.open_source()?;
         let _call = self.engine.begin_call();
         let since = Instant::now();
         let written = guarded("a write", || match self.file() {
@@ -240,11 +250,11 @@ impl Backing {
     }
 
     pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
-        guarded("set_len", || self.source().set_len(bytes))
+        guarded("set_len", || self.open_source()?.set_len(bytes))
     }
 
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        guarded("sync", || self.source().sync(data_only))
+        guarded("sync", || self.open_source()?.sync(data_only))
     }
 
     /// The calling thread's ring for a batch of reads, if it may have one for this source.
@@ -261,7 +271,7 @@ impl Backing {
     /// stays in `batch`; to drop it completes it with an error. Cost: one lock, and at most one
     /// system call. Error: the source panicked, or no thread can be started.
     pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
-        let source = self.source();
+        let source = self.open_source()?;
         // A source that panics here gets its requests without a deadline.
         let deadline = guarded("deadline", || Ok(source.deadline())).ok().flatten();
         let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));

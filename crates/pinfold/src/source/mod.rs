@@ -94,8 +94,8 @@ pub(crate) use open::{Access, OpenError, find, look};
 pub(crate) use own_ring::Reading;
 pub(crate) use request::Direction;
 pub use request::Request;
-pub(crate) use request::is_refusal;
 use request::overlong;
+pub(crate) use request::{is_refusal, refusal};
 pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 

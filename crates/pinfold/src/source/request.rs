@@ -284,7 +284,7 @@ impl Request {
 
     /// The completion gets an error that [`is_refusal`].
     pub(crate) fn refuse(mut self) {
-        self.end(Err(io::Error::other(NotTaken)));
+        self.end(Err(refusal()));
     }
 
     pub(super) fn watched(&self) -> Option<(Instant, &Arc<Control>)> {
@@ -377,6 +377,11 @@ pub(super) fn on_stops<S: Send + Sync + 'static>(
 #[derive(Debug, thiserror::Error)]
 #[error("the request was not started")]
 struct NotTaken;
+
+/// What a read that was not started ends with.
+pub(crate) fn refusal() -> io::Error {
+    io::Error::other(NotTaken)
+}
 
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(cause) if cause.is::<NotTaken>())

@@ -20,12 +20,19 @@ mod out;
 mod piece;
 pub(crate) mod sync;
 
+use crate::base::wait;
 use crate::error::{Cause, Result};
+use crate::frames::PAGE_BYTES;
 use crate::pages::handle::Handle;
-use crate::pages::mapping::check_len;
+use crate::pages::mapping::{Mapping, check_len};
 
-/// WriteState under one hold of `resizing`, and between two looks at how much waits to be synced.
+/// At most so much is written under one hold of `resizing`, and between two looks at how much waits
+/// to be synced; in a small cache a 32nd of the budget.
 const CHUNK_BYTES: usize = 1 << 20;
+
+fn chunk_bytes(handle: &Handle) -> usize {
+    CHUNK_BYTES.min(handle.core.frames.frames() as usize / 32 * PAGE_BYTES).max(PAGE_BYTES)
+}
 
 pub(crate) fn write_at(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
     handle.core.check_owner()?;
@@ -38,39 +45,53 @@ pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
     let mapping = &handle.mapping;
     handle.core.check_owner()?;
     let _appending = mapping.written.appending.lock();
-    let (first, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES));
+    let (first, rest) = bytes.split_at(bytes.len().min(chunk_bytes(handle)));
     sync::make_room(handle)?;
-    let resizing = mapping.resizing.lock();
-    let offset = mapping.len_bytes();
-    check_end(handle, offset, bytes.len())?;
-    write_chunk(handle, first, offset)?;
-    drop(resizing);
+    sync::settle_length_due(mapping)?;
+    // Wakers are the program's: they run when the lock is released.
+    let offset = wait::together(|| {
+        let _resizing = mapping.resizing.lock();
+        let offset = mapping.len_bytes();
+        check_end(handle, offset, bytes.len())?;
+        write_chunk(handle, first, offset).map(|()| offset)
+    })?;
     write_chunks(handle, rest, offset + first.len() as u64)?;
     Ok(offset)
 }
 
 fn check_end(handle: &Handle, offset: u64, bytes: usize) -> Result<()> {
     let mapping = &handle.mapping;
-    let path = || mapping.path.clone();
     let Some(end) = offset.checked_add(bytes as u64) else {
-        return Err(Cause::Range { path: path(), offset, bytes: bytes as u64 }.into());
+        let (path, bytes) = (mapping.path.clone(), bytes as u64);
+        return Err(Cause::Range { path, offset, bytes }.into());
     };
-    if end > mapping.len_bytes() && mapping.backing.has_fixed_length() {
-        let why = "a block device does not become longer";
-        return Err(Cause::NotWritable { path: path(), why }.into());
+    if end > mapping.len_bytes() { check_longer(mapping, end) } else { Ok(()) }
+}
+
+fn check_longer(mapping: &Mapping, len_bytes: u64) -> Result<()> {
+    if mapping.backing.has_fixed_length() {
+        let why = "a block device keeps its length";
+        return Err(Cause::NotWritable { path: mapping.path.clone(), why }.into());
     }
-    check_len(end, &mapping.path).map(drop)
+    check_len(len_bytes, &mapping.path).map(drop)
 }
 
 fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
     let mapping = &handle.mapping;
     let mut at = offset;
-    for chunk in bytes.chunks(CHUNK_BYTES) {
+    for chunk in bytes.chunks(chunk_bytes(handle)) {
         sync::make_room(handle)?;
         let end = at + chunk.len() as u64;
-        let resizing = (end > mapping.len_bytes()).then(|| mapping.resizing.lock());
-        write_chunk(handle, chunk, at)?;
-        drop(resizing);
+        if end <= mapping.len_bytes() {
+            write_chunk(handle, chunk, at)?;
+        } else {
+            sync::settle_length_due(mapping)?;
+            // As in `append`.
+            wait::together(|| {
+                let _resizing = mapping.resizing.lock();
+                write_chunk(handle, chunk, at)
+            })?;
+        }
         at = end;
     }
     Ok(())
@@ -93,20 +114,23 @@ fn write_chunk(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
 pub(crate) fn set_len(handle: &Handle, len_bytes: u64) -> Result<()> {
     let mapping = &handle.mapping;
     handle.core.check_owner()?;
-    check_len(len_bytes, &mapping.path)?;
-    // Nothing is on its way to the source that would make it longer again.
-    let _turn = mapping.written.turn();
-    let mut resizing = mapping.resizing.lock();
-    if len_bytes < mapping.len_bytes() {
-        piece::cut(handle, len_bytes)?;
-    }
-    let set = mapping.backing.set_len(len_bytes);
-    set.map_err(|cause| sync::error(mapping, &format!("set to {len_bytes} bytes"), cause))?;
-    mapping.written.source_has(len_bytes);
-    if len_bytes > mapping.len_bytes() {
-        piece::reach(handle, len_bytes)?;
-    }
-    *resizing = len_bytes;
-    sync::remember_contents(mapping);
-    Ok(())
+    check_longer(mapping, len_bytes)?;
+    sync::settle_length_due(mapping)?;
+    // Wakers are the program's: they run when the locks are released.
+    wait::together(|| {
+        // Nothing is on its way to the source that would make it longer again.
+        let _turn = mapping.written.turn();
+        let mut resizing = mapping.resizing.lock();
+        let before = sync::contents(mapping);
+        if len_bytes < mapping.len_bytes() {
+            piece::cut(handle, len_bytes)?;
+            sync::set_source_len(mapping, len_bytes)?;
+        } else {
+            sync::set_source_len(mapping, len_bytes)?;
+            piece::reach(handle, len_bytes)?;
+        }
+        *resizing = len_bytes;
+        sync::keep_contents(mapping, before.as_ref());
+        Ok(())
+    })
 }

@@ -12,7 +12,7 @@ use crate::pages::freeze::{self, Length, Obstacle, Replaced};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
 use crate::pages::reclaim::{self, Patience};
-use crate::source::Extent;
+use crate::source::{self, Extent};
 
 /// A clean folio of more is split before a part of it is changed: it is written as a whole.
 const WRITTEN_WHOLE: u8 = 4;
@@ -78,7 +78,7 @@ fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
 pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     let Handle { core, mapping, .. } = handle;
     let page = offset >> PAGE_SHIFT;
-    let mut means = Means::new(handle);
+    let (mut means, mut may_split) = (Means::new(handle), true);
     // Ends: each further turn follows the end of a fill, an eviction, or a wait that is bounded.
     loop {
         let mut changing = mapping.change();
@@ -104,11 +104,14 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         let room = frame.order().bytes() - at;
         let part = &bytes[..bytes.len().min(room)];
         let is_large = frame.order().get() > WRITTEN_WHOLE && part.len() < frame.order().bytes();
-        if is_large && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
-            changing = match split(core, changing, folio) {
-                Some(changing) => changing,
-                None => continue,
-            };
+        if is_large && may_split && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
+            match split(core, changing, folio) {
+                Ok(going_on) => changing = going_on,
+                Err(again) => {
+                    may_split = again;
+                    continue;
+                }
+            }
         }
         let store = |to: *mut u8| {
             // SAFETY: within the folio, which the caller of this has for itself; readers without
@@ -128,21 +131,24 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
     }
 }
 
-/// `None`: the mutex was released, to look again. Otherwise the folio cannot be split now.
-fn split<'a>(core: &Core, mut changing: Changing<'a>, folio: FolioAt) -> Option<Changing<'a>> {
+/// Error: the mutex was released, to look again, and whether to split then. Otherwise the folio is
+/// in use.
+fn split<'a>(
+    core: &Core,
+    mut changing: Changing<'a>,
+    folio: FolioAt,
+) -> std::result::Result<Changing<'a>, bool> {
     let order = Order::new(WRITTEN_WHOLE).expect("an order");
     match freeze::split(core, &mut changing, folio, order) {
-        Ok(Err(_)) => Some(changing),
+        Ok(Err(_)) => Ok(changing),
         Ok(Ok(woken)) => {
             drop(changing);
             drop(woken);
-            None
+            Err(true)
         }
         Err(short) => {
             drop(changing);
-            // Without memory for them it is tried once more, in vain.
-            let _ = reclaim::refill_nodes(core, short.wanted, false);
-            None
+            Err(matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true)))
         }
     }
 }
@@ -153,7 +159,8 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     let (page, end) = (offset >> PAGE_SHIFT, offset + bytes.len() as u64);
     let begin = page << PAGE_SHIFT;
     // Of what the source does not have, the rest is zeros. Else the write must cover whole pages.
-    let pages_end = if begin >= handle.mapping.written.source_bytes() {
+    let source_bytes = || handle.mapping.written.source_bytes();
+    let pages_end = if begin >= source_bytes() {
         end.div_ceil(PAGE_BYTES as u64)
     } else if begin == offset {
         end >> PAGE_SHIFT
@@ -168,8 +175,12 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     if batch.folios() == 0 {
         return Ok(0); // another thread was faster
     }
-    if handle.mapping.len_bytes() < offset {
-        reach(handle, offset)?; // it was cut before; a cut from here on drops the folios
+    // From here on nobody writes the page, and a cut drops the folios. Before, it may have been
+    // written, and have left memory; or the file was cut.
+    let is_new = pages_end == end >> PAGE_SHIFT && begin == offset || begin >= source_bytes();
+    if !is_new || handle.mapping.len_bytes() < offset {
+        batch.finish(Err(source::refusal()), false);
+        return reach(handle, offset).map(|()| 0);
     }
     let reached = batch.write(end, |at, to, folio_bytes| {
         let to = NonNull::new(to).expect("the arena is not at 0");
@@ -189,59 +200,58 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     Ok(reached.saturating_sub(offset) as usize)
 }
 
-/// Makes the file `len_bytes` long, or longer, by zeros. The caller holds `resizing`.
+/// Makes the file `len_bytes` long by zeros, if it is shorter.
 pub(super) fn reach(handle: &Handle, len_bytes: u64) -> Result<()> {
     set_end(handle, Length::Reaches(len_bytes))
 }
 
-/// Makes the file `len_bytes` long, or shorter. The caller has the file's turn, and holds `resizing`.
+/// Makes the file `len_bytes` long, which is shorter. The caller has the file's turn, and holds
+/// `resizing`. After an error nothing was changed.
 pub(super) fn cut(handle: &Handle, len_bytes: u64) -> Result<()> {
     set_end(handle, Length::IsCut(len_bytes))
 }
 
-/// Changes the folio with the end: that of the length before if it becomes longer, whose bytes
-/// behind the end are zeros; that of the new length if it becomes shorter, where they become zeros.
+/// Changes the folio that has bytes on both sides of the end: of the old one if the file becomes
+/// longer, of the new one if it becomes shorter. Those behind the end are zeros. At the same time,
+/// if it becomes shorter, all folios behind leave.
 fn set_end(handle: &Handle, length: Length) -> Result<()> {
     let Handle { core, mapping, .. } = handle;
     let mut means = Means::new(handle);
     // Ends: as in `write`.
     loop {
-        let old_bytes = mapping.len_bytes();
-        let (end, new, is_cut) = match length {
-            Length::Reaches(new) => (old_bytes, new, false),
-            Length::IsCut(new) => (new, new, true),
-        };
         let mut changing = mapping.change();
-        let writer = changing.writer(&core.nodes);
-        // With bytes on both sides of the end.
+        let (end, is_cut) = match length {
+            Length::Reaches(new) if new <= mapping.len_bytes() => return Ok(()),
+            Length::Reaches(_) => (mapping.len_bytes(), false),
+            Length::IsCut(new) => (new, true),
+        };
         let page = end >> PAGE_SHIFT;
-        let folio = writer.folio(page).filter(|it| it.page << PAGE_SHIFT < end);
+        let folio = changing.writer(&core.nodes).folio(page);
+        let folio = folio.filter(|it| it.page << PAGE_SHIFT < end);
         let behind = folio.map_or(end.div_ceil(PAGE_BYTES as u64), FolioAt::end)..PAGES_END;
-        if is_cut && writer.next_present(behind.clone()).is_some() {
-            drop(writer);
-            drop(changing);
-            freeze::discard(core, mapping, behind);
-            continue;
+        let mut changed = Ok(Replaced::default());
+        if let Some(folio) = folio {
+            let frame = core.frames.frame(folio.frame);
+            if frame.is_changing() {
+                drop(changing);
+                drop(fill::get(handle, page, 1)?);
+                continue;
+            }
+            let (at, bytes) = ((end - (folio.page << PAGE_SHIFT)) as usize, frame.order().bytes());
+            let store = |to: *mut u8| {
+                let to = NonNull::new(to).expect("the arena is not at 0");
+                // SAFETY: as in `write`.
+                unsafe { Extent::new(to, bytes) }.zero(at, bytes - at);
+            };
+            changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        } else {
+            let (Length::Reaches(new) | Length::IsCut(new)) = length;
+            mapping.set_len_bytes(new);
         }
-        drop(writer);
-        let Some(folio) = folio else {
-            mapping.set_len_bytes(if is_cut { new } else { new.max(old_bytes) });
-            return Ok(());
-        };
-        let frame = core.frames.frame(folio.frame);
-        if frame.is_changing() {
-            drop(changing);
-            drop(fill::get(handle, page, 1)?);
-            continue;
-        }
-        let (at, bytes) = ((end - (folio.page << PAGE_SHIFT)) as usize, frame.order().bytes());
-        let store = |to: *mut u8| {
-            let to = NonNull::new(to).expect("the arena is not at 0");
-            // SAFETY: as in `write`.
-            unsafe { Extent::new(to, bytes) }.zero(at, bytes - at);
-        };
-        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        let cut = is_cut && changed.is_ok();
+        let gone = if cut { freeze::drop_within(core, &mut changing, behind) } else { Vec::new() };
         drop(changing);
+        freeze::let_go_of_all(core, &gone);
         match changed {
             Ok(replaced) => {
                 let_go(core, replaced);

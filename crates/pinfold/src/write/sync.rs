@@ -16,13 +16,15 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::threads;
 use crate::error::{Cause, Error, Result};
-use crate::index::PAGES_END;
+use crate::frames::PAGE_SHIFT;
+use crate::index::{Mark, PAGES_END};
 use crate::pages::core::Core;
 use crate::pages::dirt;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
-use crate::pages::mapping::{Mapping, ReadUnder};
+use crate::pages::mapping::Mapping;
 use crate::pages::written::SyncTurn;
+use crate::source::Contents;
 
 /// What is not clean may take this part of the budget, and one file this part of that in any case.
 const UNSYNCED_PART: u64 = 4;
@@ -47,9 +49,12 @@ pub(crate) fn sync(core: &Core, mapping: &Mapping, data_only: bool) -> Result<()
 
 /// Steps 2 to 4.
 fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>) -> Result<()> {
-    let is_ours = has_contents(mapping);
+    if !mapping.backing.is_open() && !mapping.written.needs_sync() {
+        return Ok(()); // its last handle has synced it
+    }
+    let before = contents(mapping);
     // Step 2.
-    let written = out::write_out(core, mapping);
+    let written = out::write_out(core, mapping).and_then(|()| settle_length(core, mapping));
     // Steps 3 and 4. After an error, too: the rest becomes durable, and may leave memory.
     let synced = mapping.backing.sync(data_only).map_err(|cause| error(mapping, "sync", cause));
     if synced.is_err() && !mutant::on(Mutant::SyncFailedIsClean) {
@@ -57,28 +62,65 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
     } else {
         dirt::clean(core, mapping);
     }
-    if is_ours {
-        remember_contents(mapping);
-    }
+    keep_contents(mapping, before.as_ref());
+    turn.ends(data_only, synced.is_ok(), written.is_ok());
     let result = written.and(synced);
-    turn.ends(data_only, result.is_ok());
-    // Relaxed: whoever sees it is right to try.
+    // Relaxed, both: whoever sees it is right to try.
     if result.is_ok() && core.writes_behind.load(Ordering::Relaxed) == FAILED {
-        core.writes_behind.store(NOT, Ordering::Relaxed); // as above
+        core.writes_behind.store(NOT, Ordering::Relaxed);
     }
+    core.mappings.let_go_if_closed(mapping);
     result
 }
 
-/// Whether, as far as is known, nobody else has changed the file.
-fn has_contents(mapping: &Mapping) -> bool {
-    let contents = mapping.backing.contents().ok().flatten();
-    contents.is_some_and(|now| mapping.read_under().is_some_and(|under| under.is(&now)))
+/// The end of step 2, for a length that no write brings: one that the source has failed to set, or
+/// that of a write past the end that has failed when the length was there.
+fn settle_length(core: &Core, mapping: &Mapping) -> Result<()> {
+    let written = &mapping.written;
+    let (source_bytes, len_bytes) = (written.source_bytes(), mapping.len_bytes());
+    let is_behind = || {
+        let mut changing = mapping.change();
+        let rest = source_bytes >> PAGE_SHIFT..PAGES_END;
+        changing.writer(&core.nodes).next_marked(rest, Mark::Dirty).is_none()
+    };
+    match written.length_due() {
+        Some(_) => set_source_len(mapping, len_bytes),
+        None if source_bytes < len_bytes && is_behind() => set_source_len(mapping, len_bytes),
+        None => Ok(()),
+    }
 }
 
-/// What it has now, this process has written.
-pub(super) fn remember_contents(mapping: &Mapping) {
-    if let Ok(Some(contents)) = mapping.backing.contents() {
-        mapping.set_read_under(ReadUnder::now(contents));
+/// For who has the turn. If it fails, and the file is not longer than before, it is due.
+pub(super) fn set_source_len(mapping: &Mapping, len_bytes: u64) -> Result<()> {
+    let set = mapping.backing.set_len(len_bytes);
+    if set.is_ok() || len_bytes <= mapping.len_bytes() {
+        mapping.written.length_set(len_bytes, set.is_err());
+    }
+    set.map_err(|cause| error(mapping, &format!("set to {len_bytes} bytes"), cause))
+}
+
+/// Before the file becomes longer: bytes of the source that were cut off must not come back.
+pub(super) fn settle_length_due(mapping: &Mapping) -> Result<()> {
+    if mapping.written.length_due().is_none() {
+        return Ok(());
+    }
+    let _turn = mapping.written.turn();
+    let due = mapping.written.length_due();
+    due.map_or(Ok(()), |len_bytes| set_source_len(mapping, len_bytes))
+}
+
+pub(super) fn contents(mapping: &Mapping) -> Option<Contents> {
+    mapping.backing.contents().ok().flatten()
+}
+
+/// For who has the turn, which who renews what is known of a file that is written to has, too. If
+/// the file had the contents of its cached pages `before`, what it has now was written here.
+pub(super) fn keep_contents(mapping: &Mapping, before: Option<&Contents>) {
+    let under = mapping.read_under();
+    if let (Some(under), Some(before), Some(now)) = (under, before, contents(mapping))
+        && under.is(before)
+    {
+        mapping.set_read_under(under.followed_by(now));
     }
 }
 
@@ -91,22 +133,44 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
         return Ok(());
     }
     start_behind(core, most / 4);
-    let is_full =
-        || unsynced_pages(core) >= most && mapping.written.unsynced_pages() >= most / UNSYNCED_PART;
-    if !is_full() {
+    let own = || mapping.written.unsynced_pages();
+    let is_full = |all: u64| all >= most && own() >= most / UNSYNCED_PART || all >= 2 * most;
+    if !is_full(unsynced_pages(core)) {
         return Ok(());
     }
-    let turn = mapping.written.turn_to_begin(is_full);
-    turn.map_or(Ok(()), |turn| sync_now(core, mapping, true, turn))
+    if own() > 0 {
+        let turn = mapping.written.turn_to_begin(|| is_full(unsynced_pages(core)));
+        return turn.map_or(Ok(()), |turn| sync_now(core, mapping, true, turn));
+    }
+    // Its own file has nothing: those of others must make room.
+    fullest(core, &[]).map_or(Ok(()), |file| sync(core, &file, true))
+}
+
+/// The file that has the most to be synced, but for these.
+fn fullest(core: &Core, but: &[u32]) -> Option<Arc<Mapping>> {
+    let files = core.mappings.all().into_iter();
+    let files = files.filter(|it| it.written.unsynced_pages() > 0 && !but.contains(&it.id));
+    files.max_by_key(|it| it.written.unsynced_pages())
 }
 
 fn unsynced_pages(core: &Core) -> u64 {
     core.unsynced_pages.load(Ordering::Relaxed) // a number
 }
 
+/// The end of the thread, however it ends.
+struct Behind {
+    core: Arc<Core>,
+    ended: u64,
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        self.core.writes_behind.store(self.ended, Ordering::Relaxed); // as in `start_behind`
+    }
+}
+
 /// Unless there is one, starts a thread that syncs file after file, those first that have the most
-/// to be synced, until so few pages are left in all, or one has failed: then who writes to it finds
-/// out why.
+/// to be synced, until so few pages are left in all. One that fails is left to who writes to it.
 fn start_behind(core: &Arc<Core>, few: u64) {
     let behind = &core.writes_behind;
     // Relaxed, all: the thread does what its own loads tell.
@@ -114,32 +178,27 @@ fn start_behind(core: &Arc<Core>, few: u64) {
     if behind.load(Ordering::Relaxed) != NOT || begins().is_err() {
         return;
     }
-    let shared = core.clone();
+    let mut end = Behind { core: core.clone(), ended: NOT };
     let started = threads::start("pinfold-write", move || {
-        let mut ended = NOT;
-        // Ends: each turn makes pages clean, or is the last.
-        while unsynced_pages(&shared) > few {
-            let files = shared.mappings.all();
-            let most = files.into_iter().max_by_key(|it| it.written.unsynced_pages());
-            let Some(file) = most.filter(|it| it.written.unsynced_pages() > 0) else { break };
-            if sync(&shared, &file, true).is_err() {
-                ended = FAILED;
-                break;
+        let mut failed = Vec::new();
+        // Ends: each turn makes pages clean, or one file less is tried.
+        while unsynced_pages(&end.core) > few
+            && let Some(file) = fullest(&end.core, &failed)
+        {
+            if sync(&end.core, &file, true).is_err() {
+                end.ended = FAILED;
+                failed.push(file.id);
             }
         }
-        shared.writes_behind.store(ended, Ordering::Relaxed);
     });
     if started.is_err() {
         behind.store(FAILED, Ordering::Relaxed); // those who write sync by themselves
     }
 }
 
-/// Before a handle is dropped: if it is the last, syncs. What cannot be written stays cached, with
-/// its source, but of what nobody can open again.
-pub(crate) fn before_drop(core: &Core, mapping: &Mapping) {
-    if mapping.written.unsynced_pages() == 0 || !mapping.is_last_handle() {
-        return;
-    }
+/// Before the last handle is dropped. What cannot be written stays cached, with its source, but of
+/// what nobody can open again.
+pub(crate) fn before_last_drop(core: &Core, mapping: &Mapping) {
     if mapping.backing.is_deleted() {
         freeze::discard(core, mapping, 0..PAGES_END);
     } else {

@@ -7,9 +7,9 @@
 //! 4. mark it dirty.
 //!
 //! If others read it in place, they keep the old bytes, and a copy takes its place:
-//! 1. the copy gets the bytes and what is known of their uses, and then the change, as in step 2;
-//! 2. give it the identity, store it to the index, tell the policy;
-//! 3. make the old folio's version odd, forget its identity;
+//! 1. make the old folio's version odd; if it is pinned by now, make it even, and give up;
+//! 2. the copy gets the bytes and what is known of their uses, and then the change, as above;
+//! 3. give it the identity, store it to the index, tell the policy; forget the old one's identity;
 //! 4. make the copy's version even: only now, so that no two are current; mark it dirty.
 //!
 //! The caller wakes the futures that met the copy, and lets go of the old folio, when it has
@@ -70,7 +70,16 @@ pub(crate) fn change(
         }
         Err(InUse::Pinned) => return Err(Obstacle::Pinned),
         Err(_) => {
-            let new = copy.take().ok_or(Obstacle::Used(frame.order()))?;
+            let fits = |new: &mut FrameNumber| core.frames.frame(*new).order() == frame.order();
+            let new = copy.take_if(fits).ok_or(Obstacle::Used(frame.order()))?;
+            if !mutant::on(Mutant::OldGoesLate) {
+                frame.change_begin();
+            }
+            if is_pinned(frame) {
+                frame.change_end();
+                *copy = Some(new);
+                return Err(Obstacle::Pinned);
+            }
             replace(core, changing, folio, new, length, store)
         }
     };
@@ -103,7 +112,18 @@ fn set_length(changing: &Changing<'_>, frame: &Frame, page: u64, length: Length)
     }
 }
 
-/// Steps 1 to 4 with a copy.
+/// Of a folio whose version was just made odd. A pin that comes after this sees that, and gives up.
+fn is_pinned(frame: &Frame) -> bool {
+    if frame.count.try_get(1).is_ok() {
+        let last = frame.count.put(1);
+        assert!(!last, "a folio of the index had no reference");
+    }
+    // A pin's addition is before that of `put`, and seen here; or after it, and then it
+    // synchronizes with it (release and acquire), and its look at the version finds it odd.
+    frame.count.word().pins() > 0
+}
+
+/// Steps 2 to 4 with a copy.
 fn replace(
     core: &Core,
     changing: &mut Changing<'_>,
@@ -128,13 +148,12 @@ fn replace(
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
     assert_eq!(replaced.map(|it| it.frame), Some(folio.frame), "the copy replaced another folio");
     core.residency.replace(&core.frames, folio.frame, new_head);
-    let late = mutant::on(Mutant::OldGoesLate);
-    if late {
+    if mutant::on(Mutant::OldGoesLate) {
         new.change_end_by_count();
-    }
-    old.change_begin();
-    old.forget_identity();
-    if !late {
+        old.change_begin();
+        old.forget_identity();
+    } else {
+        old.forget_identity();
         new.change_end_by_count();
     }
     Replaced { old: Some(folio.frame), woken: core.waiters.wake_later(new_head.0) }

@@ -198,8 +198,9 @@ fn drop_range(
     later
 }
 
-/// Of a file that is outside, whose pages have left memory. The caller lets go, without the mutex.
-#[cfg(all(feature = "map", not(loom)))]
+/// Of a file that is cut; or of one that is outside, whose pages have left memory. The caller lets
+/// go, without the mutex.
+#[cfg(not(loom))]
 pub(crate) fn drop_within(
     core: &Core,
     changing: &mut Changing<'_>,
@@ -216,6 +217,14 @@ pub(crate) fn drop_within(
         from = folio.end();
     }
     gone
+}
+
+/// Step 5 for any number of folios.
+#[cfg(not(loom))]
+pub(crate) fn let_go_of_all(core: &Core, gone: &[FrameNumber]) {
+    for gone in gone.chunks(BATCH) {
+        users::let_go(core, gone);
+    }
 }
 
 /// Steps 1 to 4.

@@ -487,6 +487,158 @@ fn readers_see_whole_writes() {
     });
 }
 
+#[test]
+fn what_is_durable_stays_when_another_write_fails() {
+    let far = 100 * PAGE..u64::MAX;
+    let (source, memory) = faulty(fails(Operation::Write, When::Range(far), 28));
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("half full", source).unwrap();
+    file.write_at(&[1; PAGE as usize], 0).unwrap();
+    file.write_at(&[2; PAGE as usize], 200 * PAGE).unwrap();
+    assert_eq!(file.sync_data().unwrap_err().kind(), ErrorKind::Write);
+    assert_eq!((cache.stats().dirty_bytes, memory.to_vec()), (PAGE, vec![1; PAGE as usize]));
+    assert!(file.invalidate(..).unwrap() > 0, "what is clean goes, beside what is not");
+    file.write_at(&[3], 5).unwrap();
+    let page = file.get(0).unwrap();
+    assert_eq!((&page[..7], &page[4095..]), (&[1, 1, 1, 1, 1, 3, 1][..], &[1][..]));
+}
+
+#[test]
+fn a_cut_that_fails_changes_nothing() {
+    let memory = Arc::new(Memory::default());
+    let source = Arc::new(Faulty::new(memory.clone()));
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("memory", source.clone()).unwrap();
+    let bytes: Vec<u8> = (0..10 * PAGE).map(|n| (n / PAGE) as u8 + 1).collect();
+    file.write_at(&bytes, 0).unwrap();
+    let pinned = file.pin(0..PAGE).unwrap();
+    assert_eq!(file.set_len(100).unwrap_err().kind(), ErrorKind::Busy);
+    assert_same(&all_of(&file), &bytes, "cached");
+    drop(pinned);
+    file.sync_data().unwrap();
+    assert_same(&memory.to_vec(), &bytes, "written");
+    // The source fails: the file is cut, and so is the source by the next call that can do it.
+    source.add(fails(Operation::SetLen, When::Nth(1), 5));
+    assert_eq!(file.set_len(100).unwrap_err().kind(), ErrorKind::Write);
+    assert_same(&all_of(&file), &bytes[..100], "cut");
+    file.write_at(&[9], 3 * PAGE).unwrap();
+    let mut model = bytes[..100].to_vec();
+    model.resize(3 * PAGE as usize, 0);
+    model.push(9);
+    assert_same(&all_of(&file), &model, "what was cut off does not come back");
+    file.sync_data().unwrap();
+    assert_same(&memory.to_vec(), &model, "in the source");
+    file.set_len(50).unwrap();
+    drop(file);
+    assert_eq!(memory.to_vec().len(), 50);
+}
+
+#[test]
+fn two_last_handles_that_go_at_once_write_all() {
+    for _ in 0..100 {
+        let memory = Arc::new(Memory::default());
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("memory", memory.clone()).unwrap();
+        file.write_at(&[7; 5000], 0).unwrap();
+        let (other, start) = (file.clone(), Barrier::new(2));
+        std::thread::scope(|scope| {
+            for handle in [file, other] {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    drop(handle);
+                });
+            }
+        });
+        assert_eq!(memory.to_vec(), [7; 5000]);
+    }
+}
+
+#[test]
+fn the_source_becomes_as_long_as_the_file() {
+    let memory = Arc::new(Memory::default());
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("memory", memory.clone()).unwrap();
+    let others = cache.attach("others", Arc::new(Memory::new(vec![3; 1 << 20]))).unwrap();
+    file.write_at(&[1; 10], 0).unwrap();
+    let guards: Vec<_> = (0..256).map_while(|page| others.get(page).ok()).collect();
+    let error = file.write_at(&[2; 600 << 10], 50_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+    drop(guards);
+    file.sync_data().unwrap();
+    assert_same(&memory.to_vec(), &all_of(&file), "what the file has, zeros included");
+}
+
+/// An object that can be attached again, for reading or for writing.
+#[derive(Debug)]
+struct Object(Arc<Faulty>, bool);
+
+impl Source for Object {
+    fn identity(&self) -> Option<pinfold::source::SourceIdentity> {
+        Some(pinfold::source::SourceIdentity { key: "object".into(), version: String::new() })
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(offset, buf)
+    }
+    fn is_writable(&self) -> bool {
+        self.1
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        assert!(self.1, "it is for reading");
+        self.0.write_at(offset, buf)
+    }
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_len(bytes)
+    }
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.0.sync(data_only)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "object".into()
+    }
+}
+
+#[test]
+fn what_the_last_handle_could_not_write_is_written_later() {
+    for how in 0..3 {
+        let (source, memory) = faulty(fails(Operation::Write, When::Always, 28));
+        let cache = Cache::new(Options::new(4 << 20)).unwrap();
+        let file = cache.attach("object", Arc::new(Object(source.clone(), true))).unwrap();
+        file.write_at(&[7; 5000], 0).unwrap();
+        drop(file);
+        assert_eq!(cache.stats().dirty_bytes, 2 * PAGE, "it stays");
+        assert_eq!(cache.sync().unwrap_err().kind(), ErrorKind::Write);
+        let again = cache.attach("object", Arc::new(Object(source.clone(), how == 1))).unwrap();
+        assert_same(&all_of(&again), &[7; 5000], "opened again");
+        source.heal();
+        match how {
+            0 => drop(again),
+            1 => again.sync_data().unwrap(),
+            _ => cache.sync().unwrap(),
+        }
+        assert_eq!((cache.stats().dirty_bytes, memory.to_vec()), (0, vec![7; 5000]));
+    }
+}
+
+#[test]
+fn a_sync_hides_no_change_by_others() {
+    let dir = on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 300_000]).unwrap();
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    assert_same(&all_of(&file), &[1; 300_000], "before");
+    pinfold_testing::times::settle(&std::fs::metadata(&path).unwrap());
+    std::fs::write(&path, vec![2; 300_000]).unwrap();
+    file.write_at(&[3], 0).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(file.refresh().unwrap(), pinfold::Changed::Rewritten);
+    assert_eq!(all_of(&file)[200_000], 2);
+}
+
 /// Tests that fail with a mutant of `mutant.rs` on.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[

@@ -177,6 +177,7 @@ pub struct FileOptions {
     /// [`File::write_at`]: crate::File::write_at
     pub write: bool,
     /// Whether a file that does not exist is made, empty, with the rights that the process's umask
-    /// leaves of `rw-rw-rw-`. Only if it is written to. `false` by default.
+    /// leaves of `rw-rw-rw-`. Only if it is written to. `false` by default. Its name is durable once
+    /// its folder was synced.
     pub create: bool,
 }

@@ -91,7 +91,7 @@ pub struct Stats {
     pub budget_bytes: u64,
     /// Bytes of file pages in memory.
     pub resident_bytes: u64,
-    /// Of these, bytes newer than the source. Always 0: there is no writing yet.
+    /// Of these, bytes of folios that were written to, and are not known to be durable.
     pub dirty_bytes: u64,
     /// Bytes of all pinned pages, each counted once per pin.
     pub pinned_bytes: u64,

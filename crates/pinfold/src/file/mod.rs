@@ -422,8 +422,8 @@ impl File {
         pin::pin::<true>(&self.handle, range, Location::caller())
     }
 
-    /// The length in bytes, as of the last time the file was opened, [refreshed](Self::refresh) or
-    /// [invalidated](Self::invalidate).
+    /// The length in bytes, with what was written here; of what others do, as of the last time the
+    /// file was opened, [refreshed](Self::refresh) or [invalidated](Self::invalidate).
     #[allow(clippy::len_without_is_empty, reason = "a file is no collection")]
     pub fn len(&self) -> u64 {
         self.handle.mapping.len_bytes()

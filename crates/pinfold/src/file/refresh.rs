@@ -28,7 +28,7 @@ use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Mapping, ReadUnder, ask_len, check_len};
 use crate::pages::outside::Outside;
-use crate::pages::written::{Claim, SyncTurn};
+use crate::pages::written::{FileUse, SyncTurn};
 use crate::source::{AlignedBuffer, Contents, Extent, FileId, look};
 
 /// What another program has done to a file since it was last opened or refreshed, or invalidated as
@@ -138,7 +138,7 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
 /// Of a file that is written to: while somebody has its turn, nobody else syncs or cuts it. `None`:
 /// it has what the source does not have durably, so its length is the cache's.
 fn turn_if_synced(mapping: &Mapping) -> Option<Option<SyncTurn<'_>>> {
-    if !mapping.written.is_claimed(Claim::Written) {
+    if !mapping.written.is_claimed(FileUse::Written) {
         return Some(None);
     }
     let turn = mapping.written.turn();

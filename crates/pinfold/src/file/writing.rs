@@ -4,7 +4,7 @@
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::file::File;
-use crate::pages::written::Claim;
+use crate::pages::written::FileUse;
 use crate::write;
 
 /// # Writing
@@ -32,7 +32,7 @@ impl File {
             let (path, why) = (mapping.path.clone(), "it was opened for reading");
             return Err(Cause::NotWritable { path, why }.into());
         }
-        if !mapping.written.claim(Claim::Written) {
+        if !mapping.written.claim(FileUse::Written) {
             let path = mapping.path.clone();
             return Err(Cause::MappedOrWritten { path, what: "write to" }.into());
         }
@@ -51,7 +51,8 @@ impl File {
     /// # Errors
     /// After an error any part of `bytes` may have been written. [`ErrorKind::Invalid`] if the file
     /// was opened for reading, or is a block device and would become longer; [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096;
-    /// [`ErrorKind::Busy`] if a pin keeps its bytes as they are for two seconds;
+    /// [`ErrorKind::Busy`] if its bytes are pinned, or a large folio that is
+    /// in use cannot be copied, for two seconds (thirty while reads are under way);
     /// [`ErrorKind::Write`] if too much waits to be synced, and that fails; otherwise as
     /// [`read_at`](Self::read_at).
     ///

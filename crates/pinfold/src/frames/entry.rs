@@ -17,7 +17,7 @@
 //! | tail of a folio | frozen | odd | 0 | stale | the head's owner |
 //! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler |
 //! | live | 1 or more | even | 0 | set | shared |
-//! //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
+//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
 //! | frozen for change | frozen | odd | 0 | set | eviction, split, migration, revocation, a writer |
 //! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
@@ -31,7 +31,7 @@
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
+//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | `pages/freeze`, for one of these |
 //! | frozen for change | live | `change_end`, then `count.thaw(1)` | the same one, having given up; a revocation or a writer, having finished (a writer by `change_end_by_count`) |
 //! | frozen for change | being freed | out of the index, `forget_identity` | eviction; migration, of the old folio |
 //! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
@@ -376,7 +376,7 @@ impl Frame {
         self.mapping.load(Ordering::Relaxed) == mapping
     }
 
-    /// Valid as [`Frame::identity`] is; does not change with the length of the file.
+    /// Valid as [`Frame::identity`] is; changes if a write makes the file longer.
     #[inline]
     pub(crate) fn file_bytes(&self) -> usize {
         // Relaxed: as in `order`.

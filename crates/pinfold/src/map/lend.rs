@@ -38,7 +38,7 @@ use crate::pages::freeze::{self, InUse};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
 use crate::pages::reclaim;
-use crate::pages::written::Claim;
+use crate::pages::written::FileUse;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
@@ -125,7 +125,7 @@ pub(super) fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
     let mapping = &handle.mapping;
-    if !mapping.written.claim(Claim::Mapped) {
+    if !mapping.written.claim(FileUse::Mapped) {
         return Err(Cause::MappedOrWritten { path: mapping.path.clone(), what: "map" }.into());
     }
     let mirror = mapping.mirror(&handle.core)?;

@@ -2,7 +2,7 @@
 //!
 //! At most a 20th of the cache is granted; beyond that, a folio that cannot be split when a guard
 //! is wanted. A folio is on the list from before its flag is set until it was frozen and thawed,
-//! which revokes the grant, or its frames were freed or split. Each moves its version by two.
+//! which revokes the grant, or its frames were freed or split. Each moves its version by two or more.
 
 use std::collections::VecDeque;
 

@@ -23,7 +23,7 @@ use crate::frames::{FrameNumber, MAPPINGS_END, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
-use crate::pages::written::{Claim, WriteState};
+use crate::pages::written::{FileUse, WriteState};
 use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -330,7 +330,7 @@ impl Mappings {
                 && mapping.is_of_system()
                 && !mapping.written.needs_sync()
                 && (!mapping.has_pages_of(contents)
-                    || mapping.written.is_claimed(Claim::Mapped) && backing.is_writable());
+                    || mapping.written.is_claimed(FileUse::Mapped) && backing.is_writable());
             let outdates = changed.is_some() || rewritten;
             if let Some(error) = changed.filter(|_| !nobodys) {
                 return Err(error);

@@ -11,7 +11,7 @@ use crate::base::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering};
 /// What the bytes of a file are for besides reading. The first claim stays as long as the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Claim {
+pub(crate) enum FileUse {
     None = 0,
     /// By maps of this process, or of others.
     Mapped = 1,
@@ -61,7 +61,7 @@ pub(crate) struct SyncTurn<'a>(&'a WriteState);
 impl WriteState {
     pub(crate) fn new(source_bytes: u64) -> Self {
         WriteState {
-            claim: AtomicU8::new(Claim::None as u8),
+            claim: AtomicU8::new(FileUse::None as u8),
             source_bytes: AtomicU64::new(source_bytes),
             unsynced_pages: AtomicU64::new(0),
             turns: Mutex::new(SyncTurns { durable_bytes: source_bytes, ..SyncTurns::default() }),
@@ -71,9 +71,9 @@ impl WriteState {
     }
 
     /// False: there is another claim.
-    pub(crate) fn claim(&self, claim: Claim) -> bool {
+    pub(crate) fn claim(&self, claim: FileUse) -> bool {
         // Relaxed, both: nothing but the claim itself depends on it.
-        let (none, claim) = (Claim::None as u8, claim as u8);
+        let (none, claim) = (FileUse::None as u8, claim as u8);
         let now = match self.claim.load(Ordering::Relaxed) {
             now if now == none => {
                 let claimed =
@@ -85,7 +85,7 @@ impl WriteState {
         now == claim
     }
 
-    pub(crate) fn is_claimed(&self, claim: Claim) -> bool {
+    pub(crate) fn is_claimed(&self, claim: FileUse) -> bool {
         self.claim.load(Ordering::Relaxed) == claim as u8 // as above
     }
 

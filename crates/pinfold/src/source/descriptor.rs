@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use rustix::fs::{Advice, AtFlags, OFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::Errno;
 
+use super::aligned::AlignedBuffer;
 use super::beside::{Beside, TRIES_MAX, open_again, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
@@ -267,13 +268,14 @@ impl Descriptor {
         }
         self.check_writable()?;
         check_file_end(offset + bytes.len() as u64)?;
-        let fd = match self.tail.get() {
-            Some(fd) => fd,
-            None => {
-                let fd = open_again(&self.fd, OFlags::RDWR)?;
-                self.tail.get_or_init(|| fd)
+        if self.tail.get().is_none() {
+            match open_again(&self.fd, OFlags::RDWR) {
+                Ok(fd) => drop(self.tail.set(fd)),
+                // Without /proc, or the right to open it: by whole blocks.
+                Err(_) => return self.write_block(offset, bytes),
             }
-        };
+        }
+        let fd = self.tail.get().expect("it was set");
         let (mut done, mut tries) = (0, TRIES_MAX);
         // Ends: each turn writes a byte, or is one of a bounded number of tries.
         while done < bytes.len() {
@@ -285,6 +287,15 @@ impl Descriptor {
             }
         }
         Ok(())
+    }
+
+    /// As [`write_tail`](Self::write_tail), but after a crash the file may end with zeros.
+    fn write_block(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let blocks = bytes.len().next_multiple_of(self.alignment);
+        let mut block = AlignedBuffer::zeroed(blocks, self.alignment);
+        block[..bytes.len()].copy_from_slice(bytes);
+        self.transfer(Direction::Write, offset, &[Extent::to_write(&block)])?;
+        self.set_len(offset + bytes.len() as u64)
     }
 
     pub(super) fn contents(&self) -> io::Result<Option<Contents>> {

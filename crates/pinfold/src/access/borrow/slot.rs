@@ -31,7 +31,7 @@ use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::pages::core::Held;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
-use crate::pages::written::Claim;
+use crate::pages::written::FileUse;
 
 /// A page of a file, in place, announced in the thread's own slot. Made by
 /// [`File::borrow`](crate::File::borrow). Derefs to the page's bytes, which never change under the
@@ -210,7 +210,7 @@ impl Handle {
     ) -> Result<Option<Borrowed<'f, 'r>>> {
         // A forked child takes no locks.
         let may_lock = wait == MayWait::Yes && self.core.owner.is_here();
-        if may_lock && self.mapping.written.is_claimed(Claim::Written) {
+        if may_lock && self.mapping.written.is_claimed(FileUse::Written) {
             freeze::open_to_borrows(&self.core, &mut self.mapping.change(), page);
         }
         let missing = || self.get_missing(page, wait);

@@ -413,7 +413,11 @@ impl Mappings {
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
         let keeps = needs_sync && !for_good;
-        let source = if keeps { LetGo::default() } else { mapping.backing.let_go() };
+        if keeps {
+            return Some(Closed { for_good, source: LetGo::default() });
+        }
+        mapping.written.forget_length();
+        let source = mapping.backing.let_go();
         Some(Closed { for_good, source })
     }
 
@@ -444,7 +448,7 @@ impl Mappings {
         if !listed || opened {
             return;
         }
-        if mapping.change().folios() > 0 {
+        if mapping.change().folios() > 0 || mapping.written.needs_sync() {
             return;
         }
         // The key of an outdated mapping belongs to a newer one.

@@ -120,6 +120,11 @@ impl WriteState {
         if let SourceLength::Due(bytes) = turns.length { Some(bytes) } else { None }
     }
 
+    /// The source is let go of.
+    pub(crate) fn forget_length(&self) {
+        self.turns.lock().length = SourceLength::Durable;
+    }
+
     /// Not counting what changes at this moment.
     pub(crate) fn needs_sync(&self) -> bool {
         self.unsynced_pages() > 0 || self.turns.lock().length != SourceLength::Durable

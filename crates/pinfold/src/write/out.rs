@@ -59,8 +59,9 @@ fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
     for (run, written) in of.iter().zip(mapping.backing.write_all(&writes)) {
         finish(core, mapping, run, written, &mut first_error);
     }
-    // All were taken at one moment: so only the last one may end in a page.
-    if let Some(last @ (folio, held)) = begun.last()
+    // All were taken at one moment: so only the last one that the file has may end in a page.
+    let last = begun.iter().rfind(|(_, held)| held.frame().file_bytes() > 0);
+    if let Some(last @ (folio, held)) = last
         && let file_bytes = held.frame().file_bytes()
         && let tail_bytes = file_bytes % PAGE_BYTES
         && tail_bytes > 0
@@ -69,8 +70,7 @@ fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
         let mut tail = vec![0; tail_bytes];
         extent(core, last, file_bytes).load(at, &mut tail);
         let written = mapping.backing.write_tail((folio.page << PAGE_SHIFT) + at as u64, &tail);
-        let run = &begun[begun.len() - 1..];
-        finish(core, mapping, run, written, &mut first_error);
+        finish(core, mapping, std::slice::from_ref(last), written, &mut first_error);
     }
     first_error.map_or(Ok(()), Err)
 }

@@ -212,18 +212,18 @@ pub(super) fn cut(handle: &Handle, len_bytes: u64) -> Result<()> {
 }
 
 /// Changes the folio that has bytes on both sides of the end: of the old one if the file becomes
-/// longer, of the new one if it becomes shorter. Those behind the end are zeros. At the same time,
-/// if it becomes shorter, all folios behind leave.
+/// longer, of the new one if it becomes shorter. Those behind the end are zeros. At the same time
+/// all folios behind leave: of a folio that was cut and then split, a longer file has such, too.
 fn set_end(handle: &Handle, length: Length) -> Result<()> {
     let Handle { core, mapping, .. } = handle;
     let mut means = Means::new(handle);
     // Ends: as in `write`.
     loop {
         let mut changing = mapping.change();
-        let (end, is_cut) = match length {
+        let end = match length {
             Length::Reaches(new) if new <= mapping.len_bytes() => return Ok(()),
-            Length::Reaches(_) => (mapping.len_bytes(), false),
-            Length::IsCut(new) => (new, true),
+            Length::Reaches(_) => mapping.len_bytes(),
+            Length::IsCut(new) => new,
         };
         let page = end >> PAGE_SHIFT;
         let folio = changing.writer(&core.nodes).folio(page);
@@ -248,8 +248,10 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
             let (Length::Reaches(new) | Length::IsCut(new)) = length;
             mapping.set_len_bytes(new);
         }
-        let cut = is_cut && changed.is_ok();
-        let gone = if cut { freeze::drop_within(core, &mut changing, behind) } else { Vec::new() };
+        let gone = match changed {
+            Ok(_) => freeze::drop_within(core, &mut changing, behind),
+            Err(_) => Vec::new(),
+        };
         drop(changing);
         freeze::let_go_of_all(core, &gone);
         match changed {

@@ -200,6 +200,7 @@ fn start_behind(core: &Arc<Core>, few: u64) {
 /// what nobody can open again.
 pub(crate) fn before_last_drop(core: &Core, mapping: &Mapping) {
     if mapping.backing.is_deleted() {
+        mapping.written.forget_length();
         freeze::discard(core, mapping, 0..PAGES_END);
     } else {
         let _ = sync(core, mapping, true);

@@ -639,6 +639,71 @@ fn a_sync_hides_no_change_by_others() {
     assert_eq!(all_of(&file)[200_000], 2);
 }
 
+#[test]
+fn what_is_synced_beside_a_write_that_fails_is_the_sources() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let source = Arc::new(Faulty::new(Arc::new(Memory::default())));
+    let file = cache.attach("partly", source.clone()).unwrap();
+    for bytes in [PAGE as usize; 3].into_iter().chain([10]) {
+        file.append(&vec![7; bytes]).unwrap(); // a folio each
+    }
+    let when = When::Range(3 * PAGE..4 * PAGE);
+    source.add(Rule { operation: Operation::Write, when, fault: Fault::Error(5) });
+    file.sync_data().unwrap_err();
+    // The first page is clean, and leaves; then a part of it is written.
+    assert_eq!(file.invalidate(..PAGE).unwrap(), PAGE);
+    file.write_at(b"x", 10).unwrap();
+    let mut got = [0; 12];
+    file.read_at(&mut got, 0).unwrap();
+    assert_eq!(&got, b"\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07x\x07");
+}
+
+/// A file of one folio of two pages that is cut to `bytes` and then split: the second piece lies
+/// behind the end.
+fn split_behind_its_end(bytes: u64) -> (File, Arc<Memory>) {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let memory = Arc::new(Memory::default());
+    let file = cache.attach("split", memory.clone()).unwrap();
+    file.append(&[7; 2 * PAGE as usize]).unwrap();
+    file.sync_data().unwrap();
+    file.set_len(bytes).unwrap();
+    assert!(file.split(0..2 * PAGE) > 0, "it is one folio");
+    (file, memory)
+}
+
+#[test]
+fn the_end_is_written_before_pieces_behind_it() {
+    let (file, memory) = split_behind_its_end(100);
+    file.write_at(b"end", 97).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(&memory.to_vec()[95..], b"\x07\x07end");
+}
+
+#[test]
+fn a_file_grows_over_pieces_behind_its_end() {
+    let (file, memory) = split_behind_its_end(100);
+    file.set_len(PAGE + 1000).unwrap();
+    file.write_at(b"x", PAGE + 100).unwrap();
+    assert_eq!(all_of(&file).len() as u64, PAGE + 1000);
+    file.sync_data().unwrap();
+    assert_same(&memory.to_vec(), &all_of(&file), "the source");
+}
+
+#[test]
+fn a_length_that_was_set_is_synced() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let source = Arc::new(Faulty::new(Arc::new(Memory::new(vec![7; 10_000]))));
+    let file = cache.attach("cut", source.clone()).unwrap();
+    file.set_len(100).unwrap();
+    cache.sync().unwrap();
+    assert_eq!(source.counts().syncs, 1);
+    cache.sync().unwrap();
+    assert_eq!(source.counts().syncs, 1, "nothing has changed");
+    file.set_len(20_000).unwrap();
+    drop(file);
+    assert_eq!(source.counts().syncs, 2, "the last handle syncs");
+}
+
 /// Tests that fail with a mutant of `mutant.rs` on.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[

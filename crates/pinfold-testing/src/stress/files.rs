@@ -38,7 +38,7 @@ pub(super) enum Nature {
     /// It is cut short now and then, and restored.
     Cut(Arc<Memory>),
     /// It is written anew through the cache, epoch by epoch.
-    Written(WrittenFile),
+    Written(Box<WrittenFile>),
 }
 
 /// A file that is written to.
@@ -116,9 +116,8 @@ impl Subject {
     pub(super) fn oldest_epoch(&self) -> u32 {
         match &self.nature {
             // Acquire: pairs with the release in `rewrite`. What is read after this is no older.
-            Nature::Rewritten { settled, .. } | Nature::Written(WrittenFile { settled, .. }) => {
-                settled.load(Ordering::Acquire) as u32
-            }
+            Nature::Rewritten { settled, .. } => settled.load(Ordering::Acquire) as u32,
+            Nature::Written(written) => written.settled.load(Ordering::Acquire) as u32,
             _ => 0,
         }
     }
@@ -127,9 +126,8 @@ impl Subject {
     pub(super) fn newest_epoch(&self) -> u32 {
         match &self.nature {
             // Acquire: whoever read an epoch's bytes, by way of the source's lock, sees it begun.
-            Nature::Rewritten { begun, .. } | Nature::Written(WrittenFile { begun, .. }) => {
-                begun.load(Ordering::Acquire) as u32
-            }
+            Nature::Rewritten { begun, .. } => begun.load(Ordering::Acquire) as u32,
+            Nature::Written(written) => written.begun.load(Ordering::Acquire) as u32,
             _ => 0,
         }
     }
@@ -283,7 +281,7 @@ impl Maker<'_> {
         let kept = Some(file.clone());
         let (begun, settled) = (AtomicU64::new(0), AtomicU64::new(0));
         let written = WrittenFile { file, begun, settled, turn: Mutex::new(()), fails, source };
-        self.add(name, bytes, Nature::Written(written), kept);
+        self.add(name, bytes, Nature::Written(Box::new(written)), kept);
     }
 
     fn pattern(&self) -> Pattern {

@@ -120,7 +120,7 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Changed> {
 pub(crate) fn length(handle: &Handle) -> Result<u64> {
     handle.core.check_owner()?;
     let mapping = &handle.mapping;
-    let Some(_turn) = turn_if_synced(mapping) else { return Ok(0) };
+    let Ok(_turn) = turn_if_synced(mapping) else { return Ok(0) };
     // Held across the question and the answer: the later of two answers must win.
     let resizing = mapping.resizing.lock();
     let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
@@ -135,14 +135,16 @@ pub(crate) fn length(handle: &Handle) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Of a file that is written to: while somebody has its turn, nobody else syncs or cuts it. `None`:
-/// it has what the source does not have durably, so its length is the cache's.
-fn turn_if_synced(mapping: &Mapping) -> Option<Option<SyncTurn<'_>>> {
+/// A file that has what its source does not have durably: its length is the cache's.
+struct NotSynced;
+
+/// Of a file that is written to: while somebody has its turn, nobody else syncs or cuts it.
+fn turn_if_synced(mapping: &Mapping) -> Result<Option<SyncTurn<'_>>, NotSynced> {
     if !mapping.written.is_claimed(FileUse::Written) {
-        return Some(None);
+        return Ok(None);
     }
     let turn = mapping.written.turn();
-    (!mapping.written.needs_sync()).then_some(Some(turn))
+    if mapping.written.needs_sync() { Err(NotSynced) } else { Ok(Some(turn)) }
 }
 
 /// An append takes a few of them.
@@ -152,7 +154,7 @@ const APPEND_LOOKS: u32 = 16;
 pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     core.check_owner()?;
-    let Some(_turn) = turn_if_synced(mapping) else {
+    let Ok(_turn) = turn_if_synced(mapping) else {
         let all = since == Since::Invalidated;
         let dropped = if all { freeze::drop_clean(core, mapping, 0..PAGES_END) } else { 0 };
         return Ok((Changed::No, dropped));

@@ -163,7 +163,7 @@ impl Core {
         let is_clean = changing.writer(&self.nodes).is_clean(page);
         let removed = changing.writer(&self.nodes).remove(page);
         if let Some(folio) = removed.filter(|_| !is_clean) {
-            self.add_unsynced(changing.mapping(), -((folio.end() - folio.page) as i64));
+            self.add_unsynced(changing.mapping(), -(folio.end() - folio.page).cast_signed());
         }
         assert_eq!(removed.map(|folio| folio.frame), Some(head), "removed another folio");
         changing.folio_removed();

@@ -24,8 +24,8 @@ use crate::pages::mapping::{Changing, Mapping};
 /// Marks of so many folios change under one hold of the mutex.
 const AT_ONCE: usize = 256;
 
-fn pages_of(folio: FolioAt) -> u64 {
-    folio.end() - folio.page
+fn pages_of(folio: FolioAt) -> i64 {
+    1 << folio.order
 }
 
 /// The folio that has `page`, whose bytes have changed.
@@ -43,7 +43,7 @@ pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, page: u64) {
     let folio = writer.folio(page).expect("it was marked");
     drop(writer);
     if !was_written {
-        core.add_unsynced(changing.mapping(), pages_of(folio) as i64);
+        core.add_unsynced(changing.mapping(), pages_of(folio));
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn begin<'a>(
     core: &'a Core,
     mapping: &Mapping,
     pages: Range<u64>,
-    (most, most_pages): (usize, u64),
+    (most, most_pages): (usize, i64),
 ) -> Result<Vec<(FolioAt, Held<'a>)>> {
     let mut begun: Vec<(FolioAt, Held<'a>)> = Vec::new();
     let (mut from, mut left) = (pages.start, most_pages);
@@ -74,7 +74,7 @@ pub(crate) fn begin<'a>(
             return Err(Cause::TooManyReferences { path, page }.into());
         };
         from = folio.end();
-        left = left.saturating_sub(pages_of(folio));
+        left -= pages_of(folio);
         begun.push((folio, held));
     }
     Ok(begun)
@@ -93,7 +93,7 @@ pub(crate) fn again(core: &Core, mapping: &Mapping, pages: Range<u64>) {
 pub(crate) fn clean(core: &Core, mapping: &Mapping) {
     each_written(core, mapping, 0..PAGES_END, |changing, folio| {
         changing.writer(&core.nodes).clear_mark(folio.page, Mark::Writeback);
-        core.add_unsynced(changing.mapping(), -(pages_of(folio) as i64));
+        core.add_unsynced(changing.mapping(), -pages_of(folio));
     });
     core.pressure.progress();
 }

@@ -202,15 +202,18 @@ impl Backing {
     pub(crate) fn write_all(&self, writes: &[(u64, Vec<Extent<'_>>)]) -> Vec<io::Result<()>> {
         let (tell, told) = mpsc::channel();
         let request = |(n, (offset, extents)): (usize, &(u64, Vec<Extent<'_>>))| {
+            if extents.is_empty() {
+                return None;
+            }
             let tell = tell.clone();
             let completion = move |result| drop(tell.send((n, result)));
             // SAFETY: of both: this call waits until all completions were called.
             let owned = |it: &Extent<'_>| unsafe { Extent::new(it.address(), it.bytes()) };
             let extents = extents.iter().map(owned).collect();
             // SAFETY: as above.
-            unsafe { Request::write(*offset, extents, Box::new(completion)) }.awaited()
+            Some(unsafe { Request::write(*offset, extents, Box::new(completion)) }.awaited())
         };
-        let mut requests: Vec<_> = writes.iter().enumerate().map(request).collect();
+        let mut requests: Vec<_> = writes.iter().enumerate().filter_map(request).collect();
         drop(tell);
         let _ = self.try_submit(&mut requests);
         // What nobody takes, this thread does.

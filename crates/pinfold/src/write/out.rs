@@ -20,7 +20,7 @@ use crate::source::Extent;
 
 /// Under way at once.
 const FOLIOS_AT_ONCE: usize = 512;
-const PAGES_AT_ONCE: u64 = 4096;
+const PAGES_AT_ONCE: i64 = 4096;
 /// Of one write.
 const FOLIOS_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
@@ -53,11 +53,10 @@ fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
             rest = &rest[folios..];
         }
     }
-    let writes = runs.iter().filter_map(|run| whole_pages(core, run));
-    let (of, writes): (Vec<_>, Vec<_>) = writes.unzip();
+    let writes: Vec<_> = runs.iter().map(|run| whole_pages(core, run)).collect();
     let mut first_error = None;
-    for (run, written) in of.iter().zip(mapping.backing.write_all(&writes)) {
-        finish(core, mapping, run, written, &mut first_error);
+    for (run, written) in runs.into_iter().zip(mapping.backing.write_all(&writes)) {
+        finish(core, mapping, run, whole_bytes, written, &mut first_error);
     }
     // All were taken at one moment: so only the last one that the file has may end in a page.
     let last = begun.iter().rfind(|(_, held)| held.frame().file_bytes() > 0);
@@ -70,7 +69,8 @@ fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
         let mut tail = vec![0; tail_bytes];
         extent(core, last, file_bytes).load(at, &mut tail);
         let written = mapping.backing.write_tail((folio.page << PAGE_SHIFT) + at as u64, &tail);
-        finish(core, mapping, std::slice::from_ref(last), written, &mut first_error);
+        let run = std::slice::from_ref(last);
+        finish(core, mapping, run, |_| file_bytes, written, &mut first_error);
     }
     first_error.map_or(Ok(()), Err)
 }
@@ -81,30 +81,32 @@ fn extent<'a>(core: &'a Core, (_, held): &InFlight<'a>, bytes: usize) -> Extent<
     unsafe { Extent::new(address, bytes) }
 }
 
-/// The pages of a run that the file has whole, as one write.
-fn whole_pages<'a, 'b>(
-    core: &'a Core,
-    run: &'b [InFlight<'a>],
-) -> Option<(&'b [InFlight<'a>], (u64, Vec<Extent<'a>>))> {
-    let whole = |it: &InFlight<'a>| {
-        let bytes = it.1.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES;
-        (bytes > 0).then(|| extent(core, it, bytes))
-    };
-    let extents: Vec<_> = run.iter().filter_map(whole).collect();
-    (!extents.is_empty()).then(|| (run, (run[0].0.page << PAGE_SHIFT, extents)))
+/// Of the pages of a folio that the file has whole.
+fn whole_bytes((_, held): &InFlight<'_>) -> usize {
+    held.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES
 }
 
-/// Step 3.
-fn finish(
+/// Those pages of a run, as one write, perhaps of nothing.
+fn whole_pages<'a>(core: &'a Core, run: &[InFlight<'a>]) -> (u64, Vec<Extent<'a>>) {
+    let whole = run.iter().filter(|it| whole_bytes(it) > 0);
+    let extents = whole.map(|it| extent(core, it, whole_bytes(it))).collect();
+    (run[0].0.page << PAGE_SHIFT, extents)
+}
+
+/// Step 3, for a run of each of whose folios so many `bytes` were to be written.
+fn finish<'a>(
     core: &Core,
     mapping: &Mapping,
-    run: &[InFlight<'_>],
+    run: &[InFlight<'a>],
+    bytes: impl Fn(&InFlight<'a>) -> usize,
     written: std::io::Result<()>,
     first_error: &mut Option<Error>,
 ) {
-    let (first, (last, held)) = (run[0].0, &run[run.len() - 1]);
+    let (first, last) = (run[0].0, run[run.len() - 1].0);
     let offset = first.page << PAGE_SHIFT;
-    let end = (last.page << PAGE_SHIFT) + held.frame().file_bytes() as u64;
+    let part_end = |it: &InFlight<'a>| (it.0.page << PAGE_SHIFT) + bytes(it) as u64;
+    let ends = run.iter().filter(|it| bytes(it) > 0).map(part_end);
+    let Some(end) = ends.max() else { return };
     match written {
         Ok(()) => mapping.written.source_reaches(end),
         Err(cause) => {

@@ -116,7 +116,7 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         let store = |to: *mut u8| {
             // SAFETY: within the folio, which the caller of this has for itself; readers without
             // a reference notice by the version.
-            unsafe { copy_racing(to.add(at), part.as_ptr(), part.len()) };
+            unsafe { copy_racing(to.wrapping_add(at), part.as_ptr(), part.len()) };
         };
         let length = Length::Reaches(offset + part.len() as u64);
         let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
@@ -190,11 +190,10 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
         let until = ((end - at) as usize).min(folio_bytes);
         let first = (at + from as u64 - offset) as usize;
         to.zero(0, from);
+        let part = &bytes[first..first + (until - from)];
+        let at = to.address().as_ptr().wrapping_add(from);
         // SAFETY: as above; `from..until` lies in the folio.
-        unsafe {
-            let to = to.address().as_ptr().add(from);
-            copy_racing(to, bytes[first..].as_ptr(), until - from);
-        }
+        unsafe { copy_racing(at, part.as_ptr(), part.len()) };
         to.zero(until, folio_bytes - until);
     });
     Ok(reached.saturating_sub(offset) as usize)

@@ -309,13 +309,13 @@ fn guards_borrows_and_pins() {
 
 #[test]
 fn threads_that_sync_together_share_syncs() {
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 40;
     let delay = Fault::Delay(std::time::Duration::from_millis(2));
     let rule = Rule { operation: Operation::Sync, when: When::Always, fault: delay };
     let (source, memory) = faulty(rule);
     let cache = Cache::new(Options::new(4 << 20)).unwrap();
     let file = cache.attach("slow", source.clone()).unwrap();
-    const THREADS: u64 = 8;
-    const ROUNDS: u64 = 40;
     let start = Barrier::new(THREADS as usize);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -562,7 +562,7 @@ fn the_source_becomes_as_long_as_the_file() {
     let others = cache.attach("others", Arc::new(Memory::new(vec![3; 1 << 20]))).unwrap();
     file.write_at(&[1; 10], 0).unwrap();
     let guards: Vec<_> = (0..256).map_while(|page| others.get(page).ok()).collect();
-    let error = file.write_at(&[2; 600 << 10], 50_000).unwrap_err();
+    let error = file.write_at(&vec![2; 600 << 10], 50_000).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
     drop(guards);
     file.sync_data().unwrap();
@@ -630,7 +630,7 @@ fn a_sync_hides_no_change_by_others() {
     std::fs::write(&path, vec![1; 300_000]).unwrap();
     let cache = Cache::new(Options::new(4 << 20)).unwrap();
     let file = cache.open_with(&path, TO_WRITE).unwrap();
-    assert_same(&all_of(&file), &[1; 300_000], "before");
+    assert_same(&all_of(&file), &vec![1; 300_000], "before");
     pinfold_testing::times::settle(&std::fs::metadata(&path).unwrap());
     std::fs::write(&path, vec![2; 300_000]).unwrap();
     file.write_at(&[3], 0).unwrap();

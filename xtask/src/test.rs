@@ -315,6 +315,7 @@ fn stress(sh: &Shell) -> Result<()> {
         let budget: &[&str] = if schedule == "mapping" { &["--budget", "16M"] } else { &[] };
         cmd!(sh, "cargo run --release --features bench -- {run...} {budget...}").run()?;
     }
+    cmd!(sh, "cargo run --release --features bench -- crash --seconds 600").run()?;
     Ok(())
 }
 

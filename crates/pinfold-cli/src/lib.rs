@@ -10,6 +10,8 @@
 )]
 
 pub mod bench;
+#[cfg(feature = "bench")]
+mod crash;
 mod publish;
 pub mod say;
 pub mod serve;
@@ -28,7 +30,7 @@ use clap::{Parser, Subcommand};
 /// What a build without the feature `bench` says of the other commands.
 #[cfg(not(feature = "bench"))]
 const MORE: &str = "This build has only try, serve and restore. `cargo pinfold` builds and runs the whole program, \
-                    which also has bench, sim and stress.";
+                    which also has bench, sim, stress and crash.";
 
 /// Tests and measures Pinfold, a user-space page cache.
 #[derive(Debug, Parser)]
@@ -60,7 +62,11 @@ enum Command {
     #[cfg(feature = "bench")]
     #[command(after_help = stress::HELP)]
     Stress(stress::StressArgs),
-    /// bench, sim, stress: in a build with the feature `bench`
+    /// Crash files that are written through the cache in every way, and check what is left
+    #[cfg(feature = "bench")]
+    #[command(after_help = crash::HELP)]
+    Crash(crash::CrashArgs),
+    /// bench, sim, stress, crash: in a build with the feature `bench`
     #[cfg(not(feature = "bench"))]
     #[command(external_subcommand)]
     Other(Vec<OsString>),
@@ -81,6 +87,8 @@ pub fn run() -> anyhow::Result<()> {
         Command::Sim(args) => sim::run(&args),
         #[cfg(feature = "bench")]
         Command::Stress(args) => stress::run(&args),
+        #[cfg(feature = "bench")]
+        Command::Crash(args) => crash::run(&args),
         #[cfg(not(feature = "bench"))]
         Command::Other(words) => Err(not_here(&words)),
     }
@@ -91,13 +99,13 @@ pub fn run() -> anyhow::Result<()> {
 fn not_here(words: &[OsString]) -> anyhow::Error {
     let word = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     match &*word {
-        "bench" | "sim" | "stress" => {
+        "bench" | "sim" | "stress" | "crash" => {
             anyhow::anyhow!(
                 "this build has only try, serve and restore: `cargo pinfold {word}` makes one that has `{word}`"
             )
         }
         _ => anyhow::anyhow!(
-            "no such command: {word}; there are try, serve, restore, bench, sim and stress"
+            "no such command: {word}; there are try, serve, restore, bench, sim, stress and crash"
         ),
     }
 }

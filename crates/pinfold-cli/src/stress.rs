@@ -105,7 +105,7 @@ enum ScheduleName {
 
 /// A mutant by its name.
 #[cfg(feature = "mutants")]
-fn mutant(name: &str) -> Result<Named, String> {
+pub(crate) fn mutant(name: &str) -> Result<Named, String> {
     Named::find(name).ok_or_else(|| {
         let names: Vec<_> = Named::all().map(Named::name).collect();
         format!("not one of {}", names.join(", "))

@@ -941,6 +941,32 @@ fn stress_names_bad_input() {
 }
 
 #[test]
+fn crash_says_what_it_did() {
+    let figures = json(&["crash", "--seeds", "20", "--json", "-"]);
+    assert_eq!((&figures["bench"], &figures["seeds"]), (&"crash".into(), &20.into()));
+    assert!(figures["states"].as_u64() > figures["steps"].as_u64(), "{figures}");
+    let run = |args: &[&str]| pinfold(&["crash"]).args(args).assert();
+    run(&["--seconds", "0.2", "--seed", "5"]).success().stdout(contains("states a second"));
+    run(&["--fault", "write-lost"])
+        .code(1)
+        .stderr(contains("a crash after"))
+        .stderr(contains("To see it again: pinfold crash --seed "))
+        .stderr(contains(" --seeds 1 --fault write-lost"));
+}
+
+#[test]
+fn crash_names_bad_input() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["crash"]).args(args).assert().code(1).stderr(contains(why));
+    };
+    refused(&["--seconds", "0"], "--seconds 0: must be above 0");
+    refused(&["--seconds", "nan"], "--seconds NaN: must be above 0");
+    refused(&["--seeds", "0"], "--seeds 0: must be at least 1");
+    refused(&["--seed", "18446744073709551615", "--seeds", "2"], "--seed: too large a number");
+    refused(&["--json", "/no/such/place"], "cannot write /no/such/place");
+}
+
+#[test]
 fn bench_pin_gives_both_halves_of_every_engine() {
     let quick = ["--bytes", "8M", "--seconds", "0.01", "--runs", "2", "--json", "-"];
     let mut far_apart = BTreeSet::new();

@@ -4,6 +4,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
+//! | [`crash`] | writes and syncs, and all that a crash may leave of them; `pinfold crash` |
 //! | [`faulty`] | a source that fails in the ways that a test asks for |
 //! | [`queue`] | a source whose reads end when the test says so |
 //! | [`times`] | waiting until a change would show in a file's times |
@@ -28,6 +29,7 @@
 // A panic here is a test that fails.
 #![allow(clippy::missing_panics_doc)]
 
+pub mod crash;
 pub mod faulty;
 pub mod pattern;
 pub mod queue;

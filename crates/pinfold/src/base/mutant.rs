@@ -393,6 +393,28 @@ mutants! {
     SyncFailedIsClean,
     /// A sync that began before a call will do for it.
     SyncOfOthers,
+    /// A sync gives bytes to the source, and does not sync it.
+    SyncOnlyWrites,
+    /// The source is synced before bytes are given to it.
+    SyncsFirst,
+    /// What is written is clean before the source is synced.
+    CleanEarly,
+    /// A sync that could not write something succeeds.
+    WriteErrorUnsaid,
+    /// The last page is not written, if the file has a part of it.
+    TailForgotten,
+    /// A source of whole blocks is not cut to the file's length.
+    TailUncut,
+    /// The source keeps its length when the file is cut.
+    CutKeepsSource,
+    /// Bytes behind a new end stay in the last folio.
+    CutKeepsBytes,
+    /// A changed length alone is nothing to sync.
+    ResizeIsDurable,
+    /// A changed copy that takes a folio's place is not marked.
+    CopyUndirtied,
+    /// A folio that a write has made is not marked.
+    MadeUndirtied,
     /// Dirty folios are dropped and evicted like any other.
     LoseDirty,
 

@@ -21,6 +21,7 @@ use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
 use super::{AlignedBuffer, Extent, FileIdentity, Hint, Source, SourceStats, extent};
 use crate::base::guarded::guarded;
+use crate::base::mutant::{self, Mutant};
 #[cfg(all(feature = "serve", not(loom)))]
 use crate::base::threads::NotStarted;
 use crate::frames::PAGE_BYTES;
@@ -243,6 +244,9 @@ impl Backing {
                 block[..bytes.len()].copy_from_slice(bytes);
                 let blocks = bytes.len().next_multiple_of(source.alignment());
                 source.write_at(offset, &block[..blocks])?;
+                if mutant::on(Mutant::TailUncut) {
+                    return Ok(());
+                }
                 source.set_len(offset + bytes.len() as u64)
             }
         });

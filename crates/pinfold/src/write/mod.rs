@@ -20,6 +20,7 @@ mod out;
 mod piece;
 pub(crate) mod sync;
 
+use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
 use crate::error::{Cause, Result};
 use crate::frames::PAGE_BYTES;
@@ -124,7 +125,9 @@ pub(crate) fn set_len(handle: &Handle, len_bytes: u64) -> Result<()> {
         let before = sync::contents(mapping);
         if len_bytes < mapping.len_bytes() {
             piece::cut(handle, len_bytes)?;
-            sync::set_source_len(mapping, len_bytes)?;
+            if !mutant::on(Mutant::CutKeepsSource) {
+                sync::set_source_len(mapping, len_bytes)?;
+            }
         } else {
             sync::set_source_len(mapping, len_bytes)?;
             piece::reach(handle, len_bytes)?;

@@ -10,6 +10,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::index::{FolioAt, PAGES_END};
@@ -64,6 +65,7 @@ fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
         && let file_bytes = held.frame().file_bytes()
         && let tail_bytes = file_bytes % PAGE_BYTES
         && tail_bytes > 0
+        && !mutant::on(Mutant::TailForgotten)
     {
         let at = file_bytes - tail_bytes;
         let mut tail = vec![0; tail_bytes];

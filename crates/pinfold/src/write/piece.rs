@@ -3,6 +3,7 @@
 
 use std::ptr::NonNull;
 
+use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Result};
 use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::index::{FolioAt, Mark, PAGES_END};
@@ -240,7 +241,10 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
             let store = |to: *mut u8| {
                 let to = NonNull::new(to).expect("the arena is not at 0");
                 // SAFETY: as in `write`.
-                unsafe { Extent::new(to, bytes) }.zero(at, bytes - at);
+                let to = unsafe { Extent::new(to, bytes) };
+                if !mutant::on(Mutant::CutKeepsBytes) {
+                    to.zero(at, bytes - at);
+                }
             };
             changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
         } else {

@@ -53,10 +53,18 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
         return Ok(()); // its last handle has synced it
     }
     let before = contents(mapping);
+    let mut early = mutant::on(Mutant::SyncsFirst).then(|| mapping.backing.sync(data_only));
+    if mutant::on(Mutant::SyncOnlyWrites) {
+        early = Some(Ok(()));
+    }
     // Step 2.
     let written = out::write_out(core, mapping).and_then(|()| settle_length(core, mapping));
+    if mutant::on(Mutant::CleanEarly) {
+        dirt::clean(core, mapping);
+    }
     // Steps 3 and 4. After an error, too: the rest becomes durable, and may leave memory.
-    let synced = mapping.backing.sync(data_only).map_err(|cause| error(mapping, "sync", cause));
+    let synced = early.unwrap_or_else(|| mapping.backing.sync(data_only));
+    let synced = synced.map_err(|cause| error(mapping, "sync", cause));
     if synced.is_err() && !mutant::on(Mutant::SyncFailedIsClean) {
         dirt::again(core, mapping, 0..PAGES_END);
     } else {
@@ -64,7 +72,8 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
     }
     keep_contents(mapping, before.as_ref());
     turn.ends(data_only, synced.is_ok(), written.is_ok());
-    let result = written.and(synced);
+    let is_unsaid = mutant::on(Mutant::WriteErrorUnsaid);
+    let result = if is_unsaid { synced } else { written.and(synced) };
     // Relaxed, both: whoever sees it is right to try.
     if result.is_ok() && core.writes_behind.load(Ordering::Relaxed) == FAILED {
         core.writes_behind.store(NOT, Ordering::Relaxed);

@@ -223,7 +223,9 @@ fn land_written(core: &Core, mapping: &Mapping, filling: &Filling, end: u64) -> 
         mapping.reach(end);
         // No slot has shown it.
         frame.change_end_by_count();
-        dirt::make_dirty(core, &mut changing, filling.page);
+        if !mutant::on(Mutant::MadeUndirtied) {
+            dirt::make_dirty(core, &mut changing, filling.page);
+        }
         if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
             core.counters.count(Event::Refault);
         }

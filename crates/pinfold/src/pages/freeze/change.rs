@@ -83,7 +83,9 @@ pub(crate) fn change(
             replace(core, changing, folio, new, length, store)
         }
     };
-    dirt::make_dirty(core, changing, folio.page);
+    if replaced.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
+        dirt::make_dirty(core, changing, folio.page);
+    }
     Ok(replaced)
 }
 

@@ -1,0 +1,76 @@
+//! What a run is asked for, and how it ended.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What a run is asked for. It ends with the first of these ends.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The first seed; the others follow it.
+    pub seed: u64,
+    /// How many seeds.
+    pub seeds: u64,
+    /// For how long.
+    pub time: Option<Duration>,
+    /// What the source does wrong, to see that it is noticed.
+    pub fault: Option<Fault>,
+}
+
+/// What a source may do wrong, in one of some calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A sync says that it has succeeded, and has done nothing.
+    SyncLies,
+    /// A write says that it has succeeded, and has done nothing.
+    WriteLost,
+    /// A write says that it has succeeded, and has written a first part.
+    WriteTorn,
+    /// A write goes to the sector after.
+    WriteMisplaced,
+}
+
+/// What a run has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Runs of a cache of their own.
+    pub seeds: u64,
+    /// Calls of the cache.
+    pub operations: u64,
+    /// Writes, syncs and changes of the length that sources have recorded.
+    pub steps: u64,
+    /// States after a crash that were checked.
+    pub states: u64,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, other: Report) {
+        self.seeds += other.seeds;
+        self.operations += other.operations;
+        self.steps += other.steps;
+        self.states += other.states;
+    }
+}
+
+/// What went wrong first.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// With this seed.
+    pub seed: u64,
+    /// Each run with the seed is the same; not if several threads of it wrote at once.
+    pub repeats: bool,
+    /// In words.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { seed, repeats, what } = self;
+        write!(f, "seed {seed}: {what}")?;
+        if *repeats {
+            return Ok(());
+        }
+        write!(f, "\nSeveral threads wrote: it may take some runs of the seed to see it again.")
+    }
+}
+
+impl std::error::Error for Failure {}

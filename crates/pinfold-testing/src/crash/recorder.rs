@@ -1,0 +1,264 @@
+//! A source in memory that records what is done to it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pinfold::source::{Source, SourceIdentity};
+
+use super::contents::{Contents, SECTOR, Sector};
+use super::options::Fault;
+
+/// Numbers what happens, in its order: in all files and threads of a run.
+#[derive(Debug, Default)]
+pub(super) struct Clock(AtomicU64);
+
+impl Clock {
+    pub(super) fn tick(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// What the sectors have afterwards that it touches.
+    Write {
+        offset: usize,
+        bytes: usize,
+        contents: Vec<u32>,
+    },
+    SetLen(usize),
+    Sync,
+    /// `lost`: what was written since the last good one is on the disk or not, and never gets there
+    /// by another sync.
+    SyncFailed {
+        lost: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Recorded {
+    pub(super) at: u64,
+    pub(super) step: Step,
+}
+
+/// How the source behaves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behaviour {
+    pub(super) alignment: usize,
+    pub(super) seed: u64,
+    /// Of a thousand writes, syncs, and changes of the length.
+    pub(super) writes_fail: u64,
+    pub(super) syncs_fail: u64,
+    pub(super) set_lens_fail: u64,
+    pub(super) failure_loses: bool,
+    /// A sync takes some time, in which others write.
+    pub(super) slow: bool,
+    pub(super) fault: Option<Fault>,
+}
+
+#[derive(Debug)]
+pub(super) struct Recorder {
+    name: String,
+    behaviour: Behaviour,
+    clock: Arc<Clock>,
+    contents: Arc<Mutex<Contents>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What a read gets.
+    live: Vec<u8>,
+    steps: Vec<Recorded>,
+    /// What sectors had before they were first written since the last good sync.
+    old: BTreeMap<usize, Sector>,
+    syncs: u64,
+    healed: bool,
+}
+
+/// Where planted faults strike: one call in so many.
+const FAULT_ONE_IN: u64 = 16;
+
+impl Recorder {
+    pub(super) fn new(
+        name: String,
+        live: Vec<u8>,
+        behaviour: Behaviour,
+        (clock, contents): (Arc<Clock>, Arc<Mutex<Contents>>),
+    ) -> Self {
+        let state = Mutex::new(State { live, ..State::default() });
+        Recorder { name, behaviour, clock, contents, state }
+    }
+
+    /// No call fails from here on.
+    pub(super) fn heal(&self) {
+        self.state.lock().unwrap().healed = true;
+    }
+
+    /// What was recorded. Writes between two other steps were under way at once: they are in the
+    /// order of the file, so that each run of a seed has the same prefixes.
+    pub(super) fn steps(&self) -> Vec<Recorded> {
+        let mut steps = self.state.lock().unwrap().steps.clone();
+        let offset = |it: &Recorded| match it.step {
+            Step::Write { offset, .. } => Some(offset),
+            _ => None,
+        };
+        for run in steps.chunk_by_mut(|one, next| offset(one).is_some() && offset(next).is_some()) {
+            let times: Vec<u64> = run.iter().map(|it| it.at).collect();
+            run.sort_by_key(offset);
+            run.iter_mut().zip(times).for_each(|(it, at)| it.at = at);
+        }
+        steps
+    }
+
+    /// A number that is the same for the same call in each run of a seed.
+    fn draw(&self, state: &State, offset: u64) -> u64 {
+        let word = self.behaviour.seed ^ (state.syncs << 40) ^ offset;
+        fastrand::Rng::with_seed(word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).u64(..)
+    }
+
+    fn strikes(&self, fault: Fault, drawn: u64) -> bool {
+        self.behaviour.fault == Some(fault) && (drawn >> 32).is_multiple_of(FAULT_ONE_IN)
+    }
+}
+
+impl State {
+    /// Of a sector the bytes that the file has.
+    fn there(&mut self, n: usize) -> &mut [u8] {
+        let len = self.live.len();
+        &mut self.live[(n * SECTOR).min(len)..((n + 1) * SECTOR).min(len)]
+    }
+
+    fn sector(&mut self, n: usize) -> Sector {
+        let mut sector = [0; SECTOR];
+        let there = self.there(n);
+        sector[..there.len()].copy_from_slice(there);
+        sector
+    }
+
+    fn write(&mut self, at: u64, offset: usize, bytes: &[u8], contents: &mut Contents) {
+        let sectors = offset / SECTOR..(offset + bytes.len()).div_ceil(SECTOR);
+        for n in sectors.clone() {
+            let before = self.sector(n);
+            self.old.entry(n).or_insert(before);
+        }
+        let end = offset + bytes.len();
+        self.live.resize(self.live.len().max(end), 0);
+        self.live[offset..end].copy_from_slice(bytes);
+        let contents = sectors.map(|n| contents.number(&self.sector(n))).collect();
+        let step = Step::Write { offset, bytes: bytes.len(), contents };
+        self.steps.push(Recorded { at, step });
+    }
+
+    /// What was written is not in the kernel's memory any more: some of it has reached the disk.
+    fn lose(&mut self, mut random: fastrand::Rng) {
+        for (n, before) in std::mem::take(&mut self.old) {
+            let there = self.there(n);
+            if random.bool() {
+                there.copy_from_slice(&before[..there.len()]);
+            }
+        }
+    }
+}
+
+fn failed() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+impl Source for Recorder {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let state = self.state.lock().unwrap();
+        let begin = (offset as usize).min(state.live.len());
+        let got = buf.len().min(state.live.len() - begin);
+        buf[..got].copy_from_slice(&state.live[begin..begin + got]);
+        Ok(got)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let whole = |it: usize| it.is_multiple_of(self.behaviour.alignment);
+        let mut offset_bytes = offset as usize;
+        assert!(whole(offset_bytes) && whole(buf.len()), "a write of parts of blocks");
+        let mut contents = self.contents.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
+        let drawn = self.draw(&state, offset);
+        let fails = !state.healed && drawn % 1000 < self.behaviour.writes_fail;
+        // A write that fails may have come to its middle.
+        let sectors = buf.len().div_ceil(SECTOR) as u64;
+        let mut part = if fails { (drawn >> 20) % sectors * SECTOR as u64 } else { u64::MAX };
+        if self.strikes(Fault::WriteLost, drawn) {
+            part = 0;
+        } else if self.strikes(Fault::WriteTorn, drawn) {
+            part = (drawn >> 20) % sectors * SECTOR as u64;
+        } else if self.strikes(Fault::WriteMisplaced, drawn) {
+            offset_bytes += SECTOR;
+        }
+        let part = part.min(buf.len() as u64) as usize;
+        if part > 0 {
+            state.write(self.clock.tick(), offset_bytes, &buf[..part], &mut contents);
+        }
+        if fails { Err(failed()) } else { Ok(()) }
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.state.lock().unwrap().live.len() as u64)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let bytes = bytes as usize;
+        let mut state = self.state.lock().unwrap();
+        let drawn = self.draw(&state, !(bytes as u64));
+        if !state.healed && drawn % 1000 < self.behaviour.set_lens_fail {
+            return Err(failed());
+        }
+        state.live.resize(bytes, 0);
+        drop(state.old.split_off(&(bytes / SECTOR)));
+        let at = self.clock.tick();
+        state.steps.push(Recorded { at, step: Step::SetLen(bytes) });
+        Ok(())
+    }
+
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        if self.behaviour.slow {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let mut state = self.state.lock().unwrap();
+        state.syncs += 1;
+        let drawn = self.draw(&state, u64::MAX);
+        if self.strikes(Fault::SyncLies, drawn) {
+            return Ok(());
+        }
+        let at = self.clock.tick();
+        if !state.healed && drawn % 1000 < self.behaviour.syncs_fail {
+            let lost = self.behaviour.failure_loses;
+            if lost {
+                state.lose(fastrand::Rng::with_seed(drawn));
+            }
+            state.steps.push(Recorded { at, step: Step::SyncFailed { lost } });
+            return Err(failed());
+        }
+        state.old.clear();
+        state.steps.push(Recorded { at, step: Step::Sync });
+        Ok(())
+    }
+
+    fn alignment(&self) -> usize {
+        self.behaviour.alignment
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "recorder".into()
+    }
+
+    /// So that its pages stay when it is closed, and it can be opened again.
+    fn identity(&self) -> Option<SourceIdentity> {
+        Some(SourceIdentity { key: self.name.clone(), version: String::new() })
+    }
+}

@@ -31,8 +31,11 @@ use crate::pages::mapping::{Mapping, check_len};
 /// to be synced; in a small cache a 32nd of the budget.
 const CHUNK_BYTES: usize = 1 << 20;
 
-fn chunk_bytes(handle: &Handle) -> usize {
-    CHUNK_BYTES.min(handle.core.frames.frames() as usize / 32 * PAGE_BYTES).max(PAGE_BYTES)
+/// Bytes at `offset` up to where a page begins, so that each page changes at once; and the rest.
+fn first_chunk<'a>(handle: &Handle, bytes: &'a [u8], offset: u64) -> (&'a [u8], &'a [u8]) {
+    let part_bytes = (handle.core.frames.frames() as usize / 32).max(1) * PAGE_BYTES;
+    let most = CHUNK_BYTES.min(part_bytes) - offset as usize % PAGE_BYTES;
+    bytes.split_at(bytes.len().min(most))
 }
 
 pub(crate) fn write_at(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
@@ -46,17 +49,17 @@ pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
     let mapping = &handle.mapping;
     handle.core.check_owner()?;
     let _appending = mapping.written.appending.lock();
-    let (first, rest) = bytes.split_at(bytes.len().min(chunk_bytes(handle)));
     sync::make_room(handle)?;
     sync::settle_length_due(mapping)?;
     // Wakers are the program's: they run when the lock is released.
-    let offset = wait::together(|| {
+    let (offset, rest) = wait::together(|| {
         let _resizing = mapping.resizing.lock();
         let offset = mapping.len_bytes();
         check_end(handle, offset, bytes.len())?;
-        write_chunk(handle, first, offset).map(|()| offset)
+        let (first, rest) = first_chunk(handle, bytes, offset);
+        write_chunk(handle, first, offset).map(|()| (offset, rest))
     })?;
-    write_chunks(handle, rest, offset + first.len() as u64)?;
+    write_chunks(handle, rest, offset + (bytes.len() - rest.len()) as u64)?;
     Ok(offset)
 }
 
@@ -79,9 +82,11 @@ fn check_longer(mapping: &Mapping, len_bytes: u64) -> Result<()> {
 
 fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
     let mapping = &handle.mapping;
-    let mut at = offset;
-    for chunk in bytes.chunks(chunk_bytes(handle)) {
+    let (mut at, mut rest) = (offset, bytes);
+    // Ends: each turn writes at least a byte.
+    while !rest.is_empty() {
         sync::make_room(handle)?;
+        let (chunk, behind) = first_chunk(handle, rest, at);
         let end = at + chunk.len() as u64;
         if end <= mapping.len_bytes() {
             write_chunk(handle, chunk, at)?;
@@ -93,7 +98,7 @@ fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
                 write_chunk(handle, chunk, at)
             })?;
         }
-        at = end;
+        (at, rest) = (end, behind);
     }
     Ok(())
 }

@@ -690,6 +690,29 @@ fn a_file_grows_over_pieces_behind_its_end() {
 }
 
 #[test]
+fn a_page_changes_at_once_wherever_a_write_begins() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("pages", Arc::new(Memory::new(vec![0; 100_000]))).unwrap();
+    let (pages, ended) = (1..24, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (1..=255).cycle().take(5_000) {
+                file.write_at(&[n; 100_000 - 1000], 500).unwrap();
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        let mut page_bytes = [0; PAGE as usize];
+        while !ended.load(Ordering::Relaxed) {
+            for page in pages.clone() {
+                file.read_at(&mut page_bytes, page * PAGE).unwrap();
+                let first = page_bytes[0];
+                assert!(page_bytes.iter().all(|it| *it == first), "page {page}");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_length_that_was_set_is_synced() {
     let cache = Cache::new(Options::new(4 << 20)).unwrap();
     let source = Arc::new(Faulty::new(Arc::new(Memory::new(vec![7; 10_000]))));

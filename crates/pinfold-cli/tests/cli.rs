@@ -80,11 +80,11 @@ fn bad_input_is_named() {
 
 #[test]
 fn a_benchmark_shows_only_the_workers_that_it_can_have() {
-    for bench in ["ref", "read", "get", "miss", "batch", "fault", "evict", "pin"] {
+    for bench in ["ref", "read", "get", "miss", "batch", "fault", "evict", "pin", "write"] {
         let output = pinfold(&["bench", bench, "--help"]).assert().success().get_output().clone();
         let help = String::from_utf8(output.stdout).unwrap();
         for (option, refused) in [
-            ("--processes", &["get", "miss", "batch", "fault", "evict", "pin"][..]),
+            ("--processes", &["get", "miss", "batch", "fault", "evict", "pin", "write"][..]),
             ("--threads", &["evict", "pin"][..]),
         ] {
             let shown = help.contains(&format!("{option} <"));
@@ -329,6 +329,88 @@ fn bench_miss_refuses_what_makes_no_sense() {
         &["--budget", "64K", "--file-bytes", "2M", "--only", "pinfold", "--dir", on_disk()],
         "a budget of 65536 bytes: it must be from",
     );
+}
+
+const WRITE_SMALL: [&str; 12] = [
+    "bench",
+    "write",
+    "--memory-bytes",
+    "16M",
+    "--bytes",
+    "2M",
+    "--seconds",
+    "0.01",
+    "--runs",
+    "2",
+    "--dir",
+    env!("CARGO_TARGET_TMPDIR"),
+];
+
+#[test]
+fn bench_write_gives_a_row_for_everything() {
+    let result = json(&[&WRITE_SMALL[..], &["--threads", "1,3", "--json", "-"]].concat());
+    assert_eq!(result["bench"], "write");
+    let rows = |case: &str, metric| {
+        let rows = rows_of(&result, metric).into_iter();
+        rows.filter(|row| row["case"] == case).cloned().collect::<Vec<_>>()
+    };
+    let keys = ["case", "engine", "threads", "block_bytes", "pages", "writer"];
+    let cells: BTreeSet<_> = result["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| format!("{:?} {}", keys.map(|key| &row[key]), row["metric"]))
+        .collect();
+    assert_eq!(cells.len(), result["rows"].as_array().unwrap().len(), "{cells:?}");
+    // Engines; of one page and of random ones; numbers of threads.
+    assert_eq!(rows("overwrite", "ops_per_s").len(), 5 * 2 * 2);
+    assert_eq!(rows("sync-each", "ops_per_s").len(), 4 * 2);
+    // The limit has no short pieces.
+    assert_eq!(rows("append", "mib_per_s").len(), 4 + 3);
+    assert_eq!(rows("random", "mib_per_s").len(), 4);
+    assert_eq!(rows("mixed", "ops_per_s").len(), 3 * 2 * 2);
+    assert_eq!(rows("mixed", "p99_ns").len(), 3 * 2 * 2);
+    assert_eq!(rows("mixed", "written_mib_per_s").len(), 3 * 2);
+    for row in result["rows"].as_array().unwrap() {
+        assert_eq!(row["samples"].as_array().unwrap().len(), 2);
+        assert!(row["median"].as_f64() > Some(0.0), "{row}");
+    }
+}
+
+#[test]
+fn bench_write_prints_a_table_for_each_case() {
+    let output = pinfold(&WRITE_SMALL).args(["--threads", "2"]).assert().success();
+    let shown = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    for title in [
+        "overwrite, 64 B of one page, writes per second",
+        "overwrite, 64 B of random pages of 2 MiB, writes per second",
+        "append, 2 MiB by 64 KiB and one sync, MiB/s",
+        "append, 2 MiB by 100 B and one sync, MiB/s",
+        "sync-each, 4 KiB of 2 MiB and a sync each, writes per second",
+        "random, 2 MiB by 4 KiB of 64 MiB and one sync, MiB/s",
+        "mixed, reads per second of 64 B of 1 MiB",
+        "memcpy-store/pinfold",
+        "pwrite-direct/pinfold",
+        "2 pinfold",
+    ] {
+        assert!(shown.contains(title), "{title}: {shown}");
+    }
+}
+
+#[test]
+fn bench_write_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "write"]).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--cases", "scan"], "--cases scan: no such case; there are overwrite, append");
+    refused(&["--only", "read"], "--only read: no such engine; there are empty, memcpy-store");
+    refused(&["--cases", "mixed", "--only", "empty"], "no case has these engines");
+    refused(&["--memory-bytes", "1M"], "--memory-bytes 1 MiB: must be a multiple of 1 MiB, from");
+    refused(&["--bytes", "1000"], "--bytes 1000 B: must be a multiple of 1 MiB");
+    refused(&["--bytes", "1G"], "longer than the file of random, 512 MiB");
+    refused(&["--threads", "65"], "--threads 65: overwrite has 64 at most");
+    refused(&["--processes", "2"], "has threads only");
+    refused(&["--dir", "/dev/shm"], "/dev/shm (tmpfs) does not support direct I/O");
 }
 
 const BATCH_IN_MEMORY: [&str; 12] = [

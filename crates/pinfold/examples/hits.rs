@@ -1,5 +1,5 @@
 //! One thread makes a given number of hits by one of the ways in, and nothing else: for counting
-//! instructions.
+//! instructions. `write` overwrites 64 bytes of a page that is cached, and dirty from the first on.
 //!
 //! ```sh
 //! cargo build --release -p pinfold --example hits
@@ -109,11 +109,11 @@ impl Ways {
                 page.read(0, block);
                 assert!(page.validate());
             }
-            Way::Write => self.file.write_at(block, page * PAGE_BYTES)?,
             Way::Pin => {
                 let at = page * PAGE_BYTES;
                 drop(self.file.pin(at..at + PAGE_BYTES)?);
             }
+            Way::Write => self.file.write_at(block, page * PAGE_BYTES)?,
         }
         Ok(())
     }
@@ -211,7 +211,8 @@ pub(crate) fn make(way: &str, number: u64) {
         "get-owned" => Way::GetOwned,
         "borrow" => Way::Borrow,
         "optimistic" => Way::Optimistic,
-        "pin" => Way::Pin, "write" => Way::Write,
+        "pin" => Way::Pin,
+        "write" => Way::Write,
         "try-read" => Way::TryRead,
         "try-get" => Way::TryGet,
         "try-borrow" => Way::TryBorrow,

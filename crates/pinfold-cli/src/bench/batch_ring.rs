@@ -1,14 +1,15 @@
 //! A ring with nothing around it: what the device gives where no cache is.
 //!
-//! Here: asking for blocks of a file, and waiting for them. Not here: which (`batch_nodes.rs`:
-//! batches; `batch_flow.rs`: single pages, many on their way).
+//! Here: asking for blocks of a file, writing them, and waiting for them. Not here: which
+//! (`batch_nodes.rs`: batches; `batch_flow.rs`: single pages, many on their way; `write_cases.rs`,
+//! `write_child.rs`).
 
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, ensure};
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 
 use super::scratch::Aligned;
 
@@ -17,9 +18,9 @@ pub struct Ring {
     queues: IoUring,
     file: File,
     block_bytes: usize,
-    /// Where in the file each block is that was asked for last, by its number.
+    /// Where in the file each block is, by its number.
     offsets: Vec<u64>,
-    /// Never freed, as the kernel may still write to it when a read was given up.
+    /// Never freed, as the kernel may still use it when a block was given up.
     memory: &'static mut Aligned,
 }
 
@@ -33,21 +34,50 @@ impl Ring {
 
     /// Asks for a block, as number `n` of those on their way.
     pub fn ask(&mut self, n: usize, offset: u64) -> Result<()> {
+        let (file, part) = self.part(n)?;
+        let read = opcode::Read::new(file, part.as_mut_ptr(), part.len() as u32);
+        self.push(n, offset, read.offset(offset).build())
+    }
+
+    fn part(&mut self, n: usize) -> Result<(types::Fd, &mut [u8])> {
         let part = self.memory.bytes_mut().chunks_exact_mut(self.block_bytes).nth(n);
         let part = part.with_context(|| format!("no memory for block number {n}"))?;
+        Ok((types::Fd(self.file.as_raw_fd()), part))
+    }
+
+    fn push(&mut self, n: usize, offset: u64, entry: squeue::Entry) -> Result<()> {
         self.offsets[n] = offset;
-        let file = types::Fd(self.file.as_raw_fd());
-        let read = opcode::Read::new(file, part.as_mut_ptr(), part.len() as u32);
-        let entry = read.offset(offset).build().user_data(n as u64);
-        // SAFETY: the memory is as long as the read, is never freed, and is not looked at before
-        // the read has ended; the descriptor is open as long as the ring.
+        let entry = entry.user_data(n as u64);
+        // SAFETY: the memory is as long as the block, is never freed, and is not touched before the
+        // operation has ended; the descriptor is open as long as the ring.
         unsafe { self.queues.submission().push(&entry) }.context("more blocks than the ring takes")
+    }
+
+    /// Writes blocks at `offsets`, whose bytes `fill` gives, as many at a time as there is memory
+    /// for. Returns when the device has them.
+    pub fn write_all(
+        &mut self,
+        offsets: impl IntoIterator<Item = u64>,
+        mut fill: impl FnMut(u64, &mut [u8]),
+    ) -> Result<()> {
+        let mut free: Vec<usize> = (0..self.offsets.len()).collect();
+        for offset in offsets {
+            let n = free.pop().map_or_else(|| self.come(1), Ok)?;
+            let (file, part) = self.part(n)?;
+            fill(offset, part);
+            let write = opcode::Write::new(file, part.as_ptr(), part.len() as u32);
+            self.push(n, offset, write.offset(offset).build())?;
+        }
+        for _ in free.len()..self.offsets.len() {
+            self.come(1)?;
+        }
+        self.file.sync_data().context("cannot sync what was written directly")
     }
 
     /// The number of a block that has come. If none has, hands the kernel what was asked for, and
     /// waits for `wanted` of them.
     pub fn come(&mut self, wanted: usize) -> Result<usize> {
-        // Ends: a read that was submitted ends, in success or error.
+        // Ends: what was submitted ends, in success or error.
         let done = loop {
             if let Some(done) = self.queues.completion().next() {
                 break done;
@@ -63,8 +93,8 @@ impl Ring {
         let (offset, bytes) = (self.offsets[n], self.block_bytes);
         let got = usize::try_from(done.result())
             .map_err(|_| std::io::Error::from_raw_os_error(-done.result()))
-            .with_context(|| format!("cannot read {bytes} bytes at {offset} directly"))?;
-        ensure!(got == bytes, "a direct read of {bytes} bytes at {offset} gave {got}");
+            .with_context(|| format!("no direct I/O of {bytes} bytes at {offset}"))?;
+        ensure!(got == bytes, "direct I/O of {bytes} bytes at {offset} moved {got}");
         Ok(n)
     }
 

@@ -86,6 +86,14 @@ mod times;
 #[cfg(feature = "bench")]
 mod worker_process;
 pub mod workers;
+#[cfg(feature = "bench")]
+mod write;
+#[cfg(feature = "bench")]
+mod write_cases;
+#[cfg(feature = "bench")]
+mod write_child;
+#[cfg(feature = "bench")]
+mod write_engines;
 
 #[cfg(feature = "bench")]
 use anyhow::Result;
@@ -131,6 +139,9 @@ enum Bench {
     /// Fault pages of mapped files in: the cache beside the kernel's mmap
     #[command(after_help = fault::HELP, mut_arg("processes", hidden))]
     Fault(fault::FaultArgs),
+    /// Write to files: the cache beside pwrite, mmap and direct I/O
+    #[command(after_help = write::HELP, mut_arg("processes", hidden))]
+    Write(write::WriteArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(worker_process::WorkerArgs),
@@ -143,6 +154,9 @@ enum Bench {
     /// One sample of `fault` with a cache; started by it
     #[command(hide = true)]
     FaultChild(fault_child::ChildArgs),
+    /// One sample of `write` under a limit; started by it
+    #[command(hide = true)]
+    WriteChild(write_child::ChildArgs),
 }
 
 /// An option of all benchmarks that this one refuses: its help does not show it.
@@ -167,5 +181,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::BatchChild(args) => batch_child::run(&args),
         Bench::Fault(args) => fault::run(&args),
         Bench::FaultChild(args) => fault_child::run(&args),
+        Bench::Write(args) => write::run(&args),
+        Bench::WriteChild(args) => write_child::run(&args),
     }
 }

@@ -33,6 +33,14 @@ pub struct Board {
     pub word: Padded<[AtomicU64; 8]>,
 }
 
+impl Board {
+    /// How many a worker has done in the last sample.
+    #[cfg(feature = "bench")]
+    pub fn operations_of(&self, worker: usize) -> u64 {
+        self.operations[worker].0.load(std::sync::atomic::Ordering::Relaxed) // it was joined
+    }
+}
+
 /// A [`Board`] in shared memory.
 #[derive(Debug)]
 pub struct SharedBoard {

@@ -42,7 +42,7 @@ fn a_server_sends_ranges_from_where_they_are_cached() {
 fn each_way_in_makes_hits() {
     let ways = "empty read get get-rc get-arc get-owned borrow optimistic pin try-read try-get \
                 try-borrow read-async get-async empty-many empty-read-many read-many get-many \
-                borrow-many read-2 borrow-2";
+                borrow-many read-2 borrow-2 write write-2";
     for way in ways.split_whitespace() {
         hits::make(way, 100);
     }

@@ -82,7 +82,7 @@ pub struct WriteArgs {
     memory_bytes: Size,
 
     /// What a sample of append or random writes
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
     bytes: Size,
 
     /// Where the test files live, but for overwrite; direct I/O must work there [default: ./target
@@ -344,14 +344,12 @@ pub fn run(args: &WriteArgs) -> Result<()> {
     })?;
     let limit = bed.limited.as_ref().map(Limited::kind);
     let rows = rows(args, &cells, &samples, limit);
-    let mut text = tables(args, &cells, &rows);
     let file_system = scratch::file_system(&bed.dir)?;
-    if cells.iter().any(|cell| cell.case != "overwrite") {
-        text += &format!("\nFiles in {} ({file_system}).", bed.dir.display());
-    }
-    if let Some(limited) = &bed.limited {
-        text += &format!(" random: {}.", limited.limited());
-    }
+    let on_disk = cells.iter().any(|cell| cell.case != "overwrite");
+    let place = on_disk.then(|| format!("\nFiles in {} ({file_system}).", bed.dir.display()));
+    let limited = bed.limited.as_ref().map(|it| format!(" random: {}.", it.limited()));
+    let told = [Some(tables(args, &cells, &rows)), place, limited];
+    let text: String = told.into_iter().flatten().collect();
     let params = serde_json::json!({
         "seconds": common.seconds,
         "runs": common.runs,

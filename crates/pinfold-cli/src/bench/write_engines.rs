@@ -421,17 +421,17 @@ pub struct Overwriting<'a> {
 
 impl Work for Overwriting<'_> {
     fn run(&self, board: &Board, worker: usize) -> Result<()> {
-        self.ground.engine.visit(&Worker { of: self, board, worker })
+        self.ground.engine.visit(&Overwriter { of: self, board, worker })
     }
 }
 
-struct Worker<'a> {
+struct Overwriter<'a> {
     of: &'a Overwriting<'a>,
     board: &'a Board,
     worker: usize,
 }
 
-impl Visit for Worker<'_> {
+impl Visit for Overwriter<'_> {
     fn visit<W: Writer + Reader>(&self, engine: &W) -> Result<()> {
         match self.of.block_bytes {
             64 => self.sized::<W, 64>(engine),
@@ -441,7 +441,7 @@ impl Visit for Worker<'_> {
     }
 }
 
-impl Worker<'_> {
+impl Overwriter<'_> {
     fn sized<W: Writer, const BYTES: usize>(&self, engine: &W) -> Result<()> {
         let mut memory = blocks(self.worker, self.of.ground.round, BYTES);
         let (blocks, _) = memory.bytes_mut().as_chunks::<BYTES>();
@@ -462,12 +462,21 @@ impl Worker<'_> {
 }
 
 /// In a function of its own: so that how the loop is compiled does not depend on its surroundings.
+/// A batch is a whole number of turns of the blocks, so it begins with the first of them.
 #[inline(never)]
 fn batch<W: Writer, const BYTES: usize>(
     engine: &W,
     blocks: &[[u8; BYTES]; BLOCKS],
     mut walk: Walk,
 ) -> Result<Walk> {
+    if walk.places.count == 1 {
+        // Without drawing a place, which would cost as much as a bare copy.
+        for n in 0..BATCH as usize {
+            engine.write(&blocks[n % BLOCKS], unknown(walk.first))?;
+        }
+        walk.done += BATCH;
+        return Ok(walk);
+    }
     for _ in 0..BATCH {
         let (block, offset) = walk.write();
         engine.write(&blocks[block], offset)?;

@@ -1,9 +1,9 @@
-//! Reads of a file on a disk by processes whose memory is limited: what `miss`, `batch` and `write`
-//! share.
+//! Reads and writes of a file on a disk by processes whose memory is limited: what `miss`, `batch`
+//! and `write` share.
 //!
 //! Here, of the benchmark: the file, the control group, having a process take a sample. Of that
 //! process: how it begins, its random numbers, what it has had read from storage. Not here: what a
-//! sample is (`miss_child.rs`, `batch_child.rs`, `write_child.rs`), and control groups (`cgroup.rs`).
+//! sample is (`miss_child.rs`, `batch_child.rs`, `write_child.rs`), and groups (`cgroup.rs`).
 //!
 //! A process for each sample, so that every sample begins with nothing in memory, and so that what
 //! an engine uses is charged to this group and to no other.

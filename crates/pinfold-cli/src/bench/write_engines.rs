@@ -3,8 +3,8 @@
 //! Here: opening them, the loop that overwrites blocks with one of them, and what the file must
 //! hold afterwards. Not here: which files, blocks and workers (`write.rs`, `write_cases.rs`).
 //!
-//! Each worker has places of its own, in an order that can be drawn again: so the last bytes of each
-//! place are known, and are compared with the file after each sample.
+//! Each worker has places of its own, in an order that can be drawn again: so the last bytes of
+//! each place are known, and are compared with the file after each sample.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;

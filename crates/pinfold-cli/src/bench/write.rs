@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use pinfold::{Cache, Options};
 
 use super::by_engine::{ByEngine, distinct};
 use super::common::{Common, chosen};
@@ -209,8 +210,9 @@ struct Bed<'a> {
     board: &'a Board,
     /// By case and engine.
     cached: BTreeMap<(&'static str, &'static str), Cached>,
-    /// For the limit of append.
+    /// For append: of its limit, and of the cache.
     full: Option<Scratch>,
+    appended: Option<Cache>,
     limited: Option<Limited>,
     /// The sample of `random` that wrote each page last.
     samples: Vec<u64>,
@@ -239,6 +241,8 @@ impl<'a> Bed<'a> {
         }
         let is_full = cells.iter().any(|it| (it.case, it.engine) == ("append", "pwrite-direct"));
         let full = is_full.then(|| Scratch::write(&dir, args.bytes.0, 2, |_| {})).transpose()?;
+        let appended = has("append").then(|| Cache::new(Options::new(args.memory_bytes.0)));
+        let appended = appended.transpose()?;
         let pages = args.random_bytes() / PAGE_BYTES;
         let limited = has("random").then(|| {
             let make = |dir: &Path| write_child::make(dir, pages);
@@ -247,7 +251,11 @@ impl<'a> Bed<'a> {
         let limited = limited.transpose()?;
         let samples = vec![0; if limited.is_some() { pages as usize } else { 0 }];
         let length = args.common.sample()?;
-        Ok(Bed { args, dir, length, board, cached, full, limited, samples, taken: 0 })
+        let taken = 0;
+        let bed = Bed { args, dir, length, board, cached, full, appended, limited, samples, taken };
+        let first = cells.iter().find(|it| (it.case, it.engine) == ("append", "pinfold"));
+        first.map_or(Ok(Vec::new()), |&cell| bed.append(cell))?; // its memory is used once
+        Ok(bed)
     }
 
     fn sample(&mut self, cell: Cell) -> Result<Values> {
@@ -280,7 +288,7 @@ impl<'a> Bed<'a> {
         let append = Append {
             full: self.full.as_ref(),
             dir: &self.dir,
-            budget_bytes: self.args.memory_bytes.0,
+            cache: self.appended.as_ref().expect("it was made"),
             total_bytes: self.args.bytes.0,
             piece_bytes: cell.block_bytes,
             round: self.taken,

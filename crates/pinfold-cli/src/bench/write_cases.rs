@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pinfold::Cache;
 use rustix::fs::OFlags;
 
 use super::batch_ring::Ring;
@@ -19,7 +20,8 @@ use super::shared::Board;
 use super::times::Times;
 use super::workers::{self, Work, cpus, pin_to_cpu};
 use super::write_engines::{
-    BLOCKS, Engine, Ground, PAGE_BYTES, Places, Visit, Walk, Writer, blocks, open_to_write, same,
+    BLOCKS, Engine, Ground, PAGE_BYTES, Places, Visit, Walk, Writer, blocks, open_cached,
+    open_to_write, same,
 };
 
 /// Long pieces, of which all that a round has are one write of the ring.
@@ -35,8 +37,8 @@ pub struct Append<'a> {
     pub full: Option<&'a Scratch>,
     /// Where the others make a file.
     pub dir: &'a Path,
-    /// For the cache.
-    pub budget_bytes: u64,
+    /// Not a new one each time: its first use of its memory would count.
+    pub cache: &'a Cache,
     /// A multiple of 1 MiB. A little less is written in pieces that are no part of it.
     pub total_bytes: u64,
     /// How long a piece is.
@@ -65,7 +67,12 @@ impl Append<'_> {
         // A mapping does not grow.
         let begins_with = if engine == "mmap" { bytes } else { 0 };
         let file = Scratch::hole(self.dir, begins_with)?;
-        let opened = Engine::new(engine, &file.path(), self.budget_bytes)?;
+        let opened = match engine {
+            "pinfold" => {
+                Engine::Pinfold(self.cache.clone(), open_cached(self.cache, &file.path())?)
+            }
+            engine => Engine::new(engine, &file.path(), 0)?,
+        };
         let took = Cell::new(Duration::ZERO);
         let piece_bytes = self.piece_bytes as usize;
         opened.visit(&Appending { pieces, piece_bytes, bytes, took: &took })?;

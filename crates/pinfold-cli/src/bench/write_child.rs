@@ -167,8 +167,7 @@ mod tests {
 
     #[test]
     fn every_engine_writes_what_it_should_and_a_lost_write_is_found() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let scratch = make(dir, 2000).unwrap();
+        let scratch = make(&crate::bench::scratch::disk_dir(), 2000).unwrap();
         let mut samples = vec![0; 2000];
         for (engine, sample) in ["pwrite-direct", "pwrite", "mmap", "pinfold"].iter().zip(1..) {
             let job = Job {

@@ -174,12 +174,10 @@ pub fn map_to_write(path: &Path) -> Result<Mapped> {
     map.map(Mapped).with_context(|| format!("cannot map {}", path.display()))
 }
 
-/// Opens a file to be written to through a cache of its own.
-pub fn cached_to_write(path: &Path, budget_bytes: u64) -> Result<(Cache, pinfold::File)> {
-    let cache = Cache::new(Options::new(budget_bytes))?;
+/// Opens a file to be written to through a cache.
+pub fn open_cached(cache: &Cache, path: &Path) -> Result<pinfold::File> {
     let options = FileOptions { write: true, ..FileOptions::default() };
-    let file = cache.open_with(path, options)?;
-    Ok((cache, file))
+    Ok(cache.open_with(path, options)?)
 }
 
 /// What is done with an engine, compiled for each.
@@ -213,7 +211,8 @@ impl Engine {
                 Engine::Mmap(map)
             }
             "pinfold" => {
-                let (cache, file) = cached_to_write(path, budget_bytes)?;
+                let cache = Cache::new(Options::new(budget_bytes))?;
+                let file = open_cached(&cache, path)?;
                 // Single pages, as what is written at random comes to be.
                 file.advise(0..file.len(), Hint::Random)?;
                 Engine::Pinfold(cache, file)

@@ -85,6 +85,16 @@ errors! {
     Cause::Read { .. } =
         Cause::Read { path: path(), offset: PLACE, asked_bytes: 2, cause: cause() }
         => Read, Place;
+    Cause::Write { .. } =
+        Cause::Write { path: path(), offset: PLACE, bytes: 2, cause: cause() } => Write, Place;
+    Cause::Sync { .. } =
+        Cause::Sync { path: path(), what: "sync".into(), cause: cause() } => Write, File;
+    Cause::NotWritable { .. } =
+        Cause::NotWritable { path: path(), why: "it was opened for reading" } => Invalid, File;
+    Cause::WriteHeld { .. } =
+        Cause::WriteHeld { path: path(), offset: PLACE } => Busy, Place;
+    Cause::MappedOrWritten { .. } =
+        Cause::MappedOrWritten { path: path(), what: "map" } => Busy, File;
     Cause::Length { .. } =
         Cause::Length { path: path(), cause: cause() } => Read, File;
     Cause::BadSource { .. } =

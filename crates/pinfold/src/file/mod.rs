@@ -457,10 +457,12 @@ impl File {
     /// it has had since this call. Guards and pins keep what they have. [`Changed`] says what goes.
     ///
     /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
-    /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB of
-    /// what is cached and the 64 KiB before the old end are still the same. Of a file of more than
-    /// 128 KiB that counted so the last time, too, as many bytes are compared at each end as it has
-    /// grown by, 4 to 64 KiB. A file that was written to elsewhere, too, needs
+    /// how far they can be trusted). A longer file counts as appended to if the first 64 KiB and
+    /// the last 64 KiB of what is cached up to the old end are still the same. Of a file of more
+    /// than 128 KiB that counted so the last time, too, as many bytes are compared at each end as
+    /// it has grown by, 4 to 64 KiB. What was read after a change is the same and proves nothing:
+    /// so if a file is cut short, grows beyond its old end, and is read near both ends before it is
+    /// refreshed, old bytes in between may stay. A file that was written to elsewhere, too, needs
     /// [`invalidate`](Self::invalidate), or the next [`Cache::open`](crate::Cache::open). Of a
     /// source that the program implements, and of a block device, only the length is known.
     ///

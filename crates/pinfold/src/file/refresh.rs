@@ -42,7 +42,9 @@ pub enum Changed {
     /// It was appended to: what is cached stays, but for the folio that had the end. A change of
     /// other bytes within the same tick of the file system's clock is not seen later either. A tick
     /// is 10 ms at most, but 2 s where times are whole seconds; ext4, XFS, Btrfs, tmpfs have none
-    /// since Linux 6.13.
+    /// since Linux 6.13. A file that was cut short and is longer than before may look so, too, if
+    /// what is compared was read after that ([`File::refresh`](crate::File::refresh)): old bytes
+    /// stay then.
     Grown,
     /// It was cut short or written to, or its mode, owner or links were changed: nothing that was
     /// cached is left. An append that is under way may look so, too: some file systems, such as
@@ -260,16 +262,16 @@ fn begins_the_same(handle: &Handle, len_bytes: u64, bytes: u64) -> bool {
         Some(EndCompared { same: false, .. }) => return false,
         Some(head) => head.end,
     };
-    let mut back = bytes;
-    // Ends: each turn looks twice as far back, down to the head.
-    loop {
-        let from = (len_bytes.saturating_sub(back) >> PAGE_SHIFT).max(head_end);
-        match compare_first(handle, from..end, pages + 1, len_bytes) {
+    let mut to = end;
+    // Ends: `to` falls each time. What is before the last pages may be as it was, and they not.
+    while let Some(last) = last_cached(handle, head_end..to) {
+        let from = last.saturating_sub(pages).max(head_end);
+        match compare_first(handle, from..last + 1, pages + 1, len_bytes) {
             Some(tail) => return tail.same,
-            None if from == head_end => return true,
-            None => back *= 2,
+            None => to = from,
         }
     }
+    true
 }
 
 struct EndCompared {
@@ -317,6 +319,24 @@ fn next_cached(handle: &Handle, pages: Range<u64>) -> Option<u64> {
     let mut changing = handle.mapping.change();
     let writer = changing.writer(&handle.core.nodes);
     writer.next_present(pages.clone()).map(|folio| folio.page.max(pages.start))
+}
+
+fn last_cached(handle: &Handle, pages: Range<u64>) -> Option<u64> {
+    let mut changing = handle.mapping.change();
+    let writer = changing.writer(&handle.core.nodes);
+    let (mut from, mut end, mut last) = (pages.start, pages.end, None);
+    // Ends: half as many pages are left each time. None is cached from `end` on.
+    while from < end {
+        let middle = from + (end - from) / 2;
+        match writer.next_present(middle..end) {
+            Some(folio) => {
+                last = Some(folio.end().min(end) - 1);
+                from = folio.end();
+            }
+            None => end = middle,
+        }
+    }
+    last
 }
 
 /// Returns the bytes copied: none if the page is not up to date.

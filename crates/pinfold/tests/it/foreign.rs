@@ -230,6 +230,27 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     }
 }
 
+/// Of pages far from the end, the last are compared: what is before them may be as it was.
+#[test]
+fn a_refresh_compares_the_last_pages_that_are_cached() {
+    for (cached, cut) in [(&[0, 130, 190][..], 150), (&[0, 100, 120, 139, 191], 140)] {
+        println!("{cached:?} are cached, and it is cut at {cut}");
+        let ground = Ground::new(None);
+        let path = ground.file("file", &vec![b'a'; 256 << 12]);
+        let file = ground.open(&path);
+        file.advise(.., Hint::Random).unwrap();
+        tick(&path);
+        for &page in cached {
+            assert_eq!(file.get(page).unwrap()[0], b'a');
+        }
+        let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        other.set_len(cut << 12).unwrap();
+        other.write_all_at(&vec![b'b'; (300 - cut as usize) << 12], cut << 12).unwrap();
+        assert_eq!(file.refresh().unwrap(), Changed::Rewritten);
+        check(&file, &fs::read(&path).unwrap());
+    }
+}
+
 /// Once a refresh has found a log grown, the next ones compare little, and of the kernel's page
 /// cache; and find it all the same if that has changed.
 #[test]
@@ -705,6 +726,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
     ("a_refresh_of_a_file_that_was_moved_keeps_no_old_byte", "ReplacedKeepsGrown"),
     ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
+    ("a_refresh_compares_the_last_pages_that_are_cached", "GrownUncompared"),
     ("a_log_that_is_followed_is_compared_as_far_as_it_grows", "GrownUncompared"),
     ("a_refresh_of_a_file_that_has_grown_keeps_no_page_on_its_way", "GrownOnTheWay"),
 ];

@@ -190,6 +190,8 @@ mutants! {
     UnpolledKeepsClaim,
     /// A future that was passed over keeps those that come later from trying.
     PassedOverFirst,
+    /// Of futures that are not polled, one is passed over at a time.
+    PassesOverSingly,
     /// A page that was not begun with its batch keeps its claim.
     VainKeepsClaim,
     /// A batch of futures is not admitted as a whole, and waits for memory with its guards.

@@ -285,8 +285,6 @@ impl Progress {
     }
 }
 
-fn wake(next: Option<Waker>) {
-    if let Some(waker) = next {
-        wait::wake(waker);
-    }
+fn wake(next: Vec<Waker>) {
+    next.into_iter().for_each(wait::wake);
 }

@@ -11,7 +11,7 @@
 //! | is woken and is refused | keeps its place; if its file alone is why, the next line tries |
 //! | is refused for copies of its file that are being read | goes to the end of its line |
 //! | is dropped after it was woken | leaves, and wakes the next |
-//! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
+//! | is woken and not polled for a while | is passed over: the next two of its line are woken, or four if these are not polled either, and so on; who is new need not queue behind it; polled after all, it has its place still |
 //!
 //! Each claims its pages while its read is under way, and a file's claims are bounded as what it
 //! has on its way is. One future of a file may always begin.
@@ -69,6 +69,8 @@ pub(super) struct Line {
     /// Ordered by their turns.
     queue: VecDeque<(Turn, QueuedState)>,
     passed_over: usize,
+    /// How many are woken at once, beyond one: more each time that none of them is polled.
+    at_once_more: usize,
     /// How many were woken and not polled, and when the last one was woken.
     awake: usize,
     woken: Option<Instant>,
@@ -218,34 +220,37 @@ impl Queue {
     }
 
     /// To be woken without the mutex.
-    fn next(&mut self) -> Option<Waker> {
-        let file = self.order.pop_front()?;
+    fn next(&mut self) -> Vec<Waker> {
+        let Some(file) = self.order.pop_front() else { return Vec::new() };
         self.set_short(file, false);
         let line = self.lines.get_mut(&file).expect("it is listed");
         line.listed = false;
-        line.awake += 1;
         let now = Instant::now();
         line.woken = Some(now);
-        let (turn, state) = line.queue.iter_mut().find(|(_, state)| state.sleeps())?;
-        if let Some(keeper) = &mut self.keeper
-            && keeper.turn == Some((file, *turn))
-        {
-            keeper.woken = Some(now);
+        let sleepers = line.queue.iter_mut().filter(|(_, state)| state.sleeps());
+        let mut woken = Vec::new();
+        for (turn, state) in sleepers.take(1 + line.at_once_more) {
+            if let Some(keeper) = &mut self.keeper
+                && keeper.turn == Some((file, *turn))
+            {
+                keeper.woken = Some(now);
+            }
+            if let QueuedState::Sleeps(waker) = std::mem::replace(state, QueuedState::Awake) {
+                woken.push(waker);
+            }
         }
-        match std::mem::replace(state, QueuedState::Awake) {
-            QueuedState::Sleeps(waker) => Some(waker),
-            _ => None,
-        }
+        line.awake += woken.len();
+        woken
     }
 
     /// Unless all have tried since the last step of progress.
-    fn next_untried(&mut self) -> Option<Waker> {
-        let untried = self.lines[self.order.front()?].tried != Some(self.times);
-        if untried { self.next() } else { None }
+    fn next_untried(&mut self) -> Vec<Waker> {
+        let untried = |file: &u32| self.lines[file].tried != Some(self.times);
+        if self.order.front().is_some_and(untried) { self.next() } else { Vec::new() }
     }
 
     /// Passes over those that are not polled, of the line whose last one was woken the longest ago.
-    pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
+    pub(super) fn next_or_pass_over(&mut self) -> Vec<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {
             let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
             (line.awake > 0 && line.sleepers() > 0).then_some((since, file))
@@ -257,7 +262,7 @@ impl Queue {
         self.next()
     }
 
-    pub(super) fn step(&mut self, file: u32, claimed: Claim) -> Option<Waker> {
+    pub(super) fn step(&mut self, file: u32, claimed: Claim) -> Vec<Waker> {
         self.give_up(file, claimed);
         self.times += 1;
         self.next()
@@ -300,14 +305,14 @@ impl Queue {
         self.lines.values().any(|line| line.sleepers() > 0)
     }
 
-    /// See [`Pressure::queue`](super::Pressure::queue); with another future that is to be woken.
+    /// See [`Pressure::queue`](super::Pressure::queue); with others that are to be woken.
     /// `Err`: it has to try again.
     pub(super) fn add(
         &mut self,
         (file, turn): (u32, Option<Turn>),
         (why, seen): (Refused, u64),
         waker: Waker,
-    ) -> Result<(Turn, Option<Waker>), Waker> {
+    ) -> Result<(Turn, Vec<Waker>), Waker> {
         // Those before it may have left.
         let behind = self.short > 0 || self.lines.get(&file).is_some_and(Line::has_futures);
         if self.times != seen || (why == Refused::Behind && !behind) {
@@ -338,7 +343,7 @@ impl Queue {
             self.set_short(file, why == Refused::NoMemory);
         }
         self.list(file);
-        let next = if why == Refused::OwnFile { self.next_untried() } else { None };
+        let next = if why == Refused::OwnFile { self.next_untried() } else { Vec::new() };
         Ok((turn, next))
     }
 
@@ -351,13 +356,13 @@ impl Queue {
         true
     }
 
-    /// Its waker, unless it was woken, and the next to be woken, if it was and `gives_on`.
+    /// Its waker, unless it was woken, and those to be woken next, if it was and `gives_on`.
     pub(super) fn remove(
         &mut self,
         file: u32,
         turn: Turn,
         gives_on: bool,
-    ) -> (Option<Waker>, Option<Waker>) {
+    ) -> (Option<Waker>, Vec<Waker>) {
         let line = self.lines.get_mut(&file).expect("it queues");
         let at = line.at(turn).expect("it has a turn");
         let was_woken = !line.queue[at].1.sleeps();
@@ -374,7 +379,7 @@ impl Queue {
             self.set_short(file, false);
         }
         self.tidy(file);
-        let next = if was_woken && gives_on { self.next() } else { None };
+        let next = if was_woken && gives_on { self.next() } else { Vec::new() };
         (waker, next)
     }
 }
@@ -397,6 +402,7 @@ impl Line {
     }
 
     fn polled(&mut self, at: usize) {
+        self.at_once_more = 0;
         match self.queue[at].1 {
             QueuedState::Sleeps(_) => unreachable!("it was woken"),
             QueuedState::Awake => self.awake -= 1,
@@ -411,6 +417,9 @@ impl Line {
             }
         }
         self.passed_over += std::mem::take(&mut self.awake);
+        if !mutant::on(Mutant::PassesOverSingly) {
+            self.at_once_more = (2 * self.at_once_more + 1).min(self.queue.len());
+        }
     }
 
     fn at(&self, turn: Turn) -> Option<usize> {

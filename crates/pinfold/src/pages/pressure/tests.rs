@@ -121,11 +121,11 @@ fn a_file_has_claims_to_a_quarter_and_leaves_as_much_to_others() {
 
 #[test]
 fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
-    let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+    let (pressure, turns, woken) = queued([7; 4], Refused::NoMemory);
     pressure.wake_first();
     std::thread::sleep(UNPOLLED);
     pressure.wake_first();
-    assert_eq!(woken(), [1, 1, 0]);
+    assert_eq!(woken(), [1, 1, 1, 0]);
     // And has the better turn nevertheless.
     let seen = pressure.progress_seen();
     let again = (Refused::NoMemory, seen);
@@ -133,7 +133,29 @@ fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
         .queue((7, Some(turns[0])), again, Claim::default(), Waker::noop())
         .expect("no progress");
     pressure.served(7, turns[1]);
+    pressure.served(7, turns[2]);
     assert!(!pressure.is_queued(7, turns[0], Waker::noop()), "it is woken first");
+    assert_eq!(woken(), [1, 1, 1, 0], "and it alone");
+}
+
+/// After how many turns of the daemon all of 40 futures that are not polled were woken.
+fn turns_until_all_were_woken() -> usize {
+    let (pressure, _, woken) = queued([7; 40], Refused::NoMemory);
+    let turn = |n: &usize| {
+        pressure.wake_first();
+        let all = woken();
+        assert!(all.is_sorted_by(|a, b| a >= b) && all[0] == 1, "{n}: {all:?}");
+        std::thread::sleep(UNPOLLED);
+        all[39] == 0
+    };
+    1 + (1..=40).take_while(turn).count()
+}
+
+#[test]
+fn many_that_are_not_polled_are_passed_over_in_few_turns() {
+    assert_eq!(turns_until_all_were_woken(), 6, "1, 2, 4, 8, 16, and the rest");
+    let caught = mutant::with(Some(Mutant::PassesOverSingly), turns_until_all_were_woken);
+    assert_eq!(caught, 40, "the mutant does nothing");
 }
 
 /// Who is woken, after the first of two that want copies was refused for those of its own file.

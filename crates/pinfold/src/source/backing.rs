@@ -278,6 +278,9 @@ impl Backing {
     /// stays in `batch`; to drop it completes it with an error. Cost: one lock, and at most one
     /// system call. Error: the source panicked, or no thread can be started.
     pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
+        if batch.is_empty() {
+            return Ok(()); // a program's source need not care
+        }
         let source = self.open_source()?;
         // A source that panics here gets its requests without a deadline.
         let deadline = guarded("deadline", || Ok(source.deadline())).ok().flatten();

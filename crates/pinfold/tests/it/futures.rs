@@ -388,6 +388,25 @@ fn what_is_absent_of_many_is_one_submission() {
     assert_eq!(hits(&after) - hits(&before), 1, "of the page that was there");
 }
 
+#[test]
+fn a_source_is_not_asked_to_start_nothing() {
+    let (_cache, file, queue, _) = queued(8 << 20);
+    // One page that is absent, which this thread reads by itself; and one that is there by then.
+    assert_eq!(file.get_many(&[40, 40]).unwrap().len(), 2);
+    file.prefetch(&[40]).unwrap();
+    assert!(poll(pin!(file.get_many_async(&[40])), Waker::noop()).is_ready());
+    // To the end: there is nothing to read ahead.
+    let sequential = file.clone();
+    sequential.advise(0..1, Hint::Sequential).unwrap();
+    for page in 500..512 {
+        let _ = poll(pin!(sequential.get_async(page)), Waker::noop());
+        queue.let_go();
+        sequential.get(page).unwrap();
+    }
+    let started = queue.started();
+    assert!(started.iter().all(|batch| !batch.is_empty()), "{started:?}");
+}
+
 /// A batch that waits for a page that never comes is woken all the same when there is memory for
 /// its next: others queue behind it.
 #[test]

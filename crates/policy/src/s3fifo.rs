@@ -221,6 +221,17 @@ impl S3Fifo {
         self.spares(queue, r.uses(id)).is_some() && r.is_partly_used(id)
     }
 
+    /// Spares an offered folio as a whole, if it was used enough to stay. False: it was not, or is
+    /// no longer on offer.
+    pub fn spare_offered<R: Residents>(&mut self, r: &mut R, id: Id) -> bool {
+        let Place::Offered(queue) = r.place(id) else { return false };
+        let Some(uses) = self.spares(queue, r.uses(id)) else { return false };
+        r.set_uses(id, uses);
+        self.queues.take_off(r, id);
+        self.queues.push_tail(r, id, Queue::Main);
+        true
+    }
+
     /// A folio was split. All parts have their new weights and use counts in the table already.
     /// `head` keeps its place, and the `rest` come next behind it. If it was on offer, the `rest`
     /// go to the newest end of its queue, and all parts that were used enough are spared.

@@ -38,8 +38,12 @@ const USED_PIECES_MAX: u32 = 4;
 /// order, too.
 const OFFERS_MAX: u32 = 1024;
 
-/// The policy offers the folio at `head`. If it goes with its piece, it goes back to the policy,
-/// and later leaves with that.
+/// The most folios in a row that are spared for a few parts that are used, as in one call of the
+/// policy.
+const SPARED_MAX: u32 = 64;
+
+/// The policy offers the folio at `head`. If it stays, or goes with its piece, it goes back to the
+/// policy, and later leaves with that.
 pub(super) fn offer(
     core: &Core,
     turns: &mut PieceTurns,
@@ -50,6 +54,18 @@ pub(super) fn offer(
     let mapping = core.mappings.get(identity.mapping);
     // Own memory may have to be written first.
     let Some(mapping) = mapping.filter(|it| it.own().is_none()) else { return false };
+    // Some parts alone are used, by other ways in. Where maps see it, it stays whole. Elsewhere these
+    // parts are better read again, page by page, than kept with all the others for ever.
+    if core.residency.stays_in_part(&core.frames, head) {
+        if !mapping.mirror_if_made().is_some_and(|it| it.is_seen()) {
+            return false;
+        }
+        if turns.spared < SPARED_MAX && core.residency.spare_in_part(&core.frames, head) {
+            turns.spared += 1;
+            return true;
+        }
+    }
+    turns.spared = 0;
     let has = |piece: &Piece| core.mapped.pieces.lock().has(piece);
     let enough = u64::from(core.frames.hollow_frames()) / WAITING_SHARE;
     let piece = Piece::of(identity.mapping, identity.index);

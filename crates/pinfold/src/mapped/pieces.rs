@@ -52,6 +52,8 @@ pub(crate) struct PieceTurns {
     pub(crate) used: u32,
     /// Folios in a row that were offered in vain.
     pub(crate) offers: u32,
+    /// Folios in a row that were spared.
+    pub(crate) spared: u32,
 }
 
 impl PieceTurns {

@@ -79,6 +79,12 @@ impl Residency {
         frames.frame(victim).is_partly_used() && self.0.lock().stays_in_part(&frames, victim.0)
     }
 
+    /// It stays as a whole then.
+    pub(crate) fn spare_in_part(&self, mut frames: &Frames, victim: FrameNumber) -> bool {
+        let mut policy = self.0.lock();
+        policy.stays_in_part(&frames, victim.0) && policy.spare_offered(&mut frames, victim.0)
+    }
+
     pub(crate) fn is_offered(&self, frames: &Frames, head: FrameNumber) -> bool {
         let _policy = self.0.lock();
         matches!(frames.place(head.0), Place::Offered(_))
@@ -145,9 +151,8 @@ impl Residents for &Frames {
         entry(self, id).set_uses(uses);
     }
     fn is_partly_used(&self, id: Id) -> bool {
-        let kept_whole = Flags::HOLLOW | Flags::GRANTED;
         entry(self, id).is_partly_used()
-            && !entry(self, id).flags().intersects(kept_whole)
+            && !entry(self, id).flags().intersects(Flags::GRANTED)
             && !mutant::on(Mutant::PartsUnsplit)
     }
     fn pages(&self, id: Id) -> u32 {

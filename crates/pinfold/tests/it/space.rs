@@ -718,3 +718,33 @@ fn what_maps_read_is_counted() {
     assert!(reads.calls > 50, "{reads:?}");
     assert_eq!(stats.misses, reads.calls, "each read that an access waited for is a miss");
 }
+
+/// What maps have brought in large folios is not kept for a few pages of each that are read in
+/// other ways once the maps are gone: pages that fit into the cache are all cached at last.
+#[test]
+fn a_file_that_is_no_longer_mapped_is_cached_by_pages() {
+    let subject = Subject::with_budget(16 * MIB);
+    let space = subject.space(SpaceOptions::default());
+    let map = space.map_file(&subject.file, 0..BYTES).unwrap();
+    for page in (0..BYTES / PAGE).chain(0..BYTES / PAGE) {
+        subject.check(&map, page);
+    }
+    drop((map, space));
+    let file = &subject.file;
+    file.advise(.., Hint::Random).unwrap();
+    let mut pages: Vec<_> = (0..BYTES / PAGE).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut pages);
+    pages.truncate((11 * MIB / PAGE) as usize);
+    let misses = || subject.cache.stats().misses;
+    let mut missed = 0;
+    for _ in 0..8 {
+        let before = misses();
+        for page in &pages {
+            let mut buf = [0; 64];
+            file.read_at(&mut buf, page * PAGE).unwrap();
+            subject.pattern.check(page * PAGE, &buf).unwrap();
+        }
+        missed = misses() - before;
+    }
+    assert!(missed < pages.len() as u64 / 50, "{missed} of {} in the last round", pages.len());
+}

@@ -168,6 +168,11 @@ impl Mirror {
         more.is_ok().then(|| MayMap(self.seen_by.clone()))
     }
 
+    /// Whether maps or other processes see it.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.seen_by.load(Ordering::Relaxed) > 0
+    }
+
     /// From now on other processes may have it. False: the program maps it.
     #[cfg(feature = "serve")]
     pub(crate) fn give_out(&self) -> bool {

@@ -137,10 +137,12 @@ fn choose(core: &Core, sweep: &mut Sweep, turns: &mut PieceTurns, pages: u64) ->
 }
 
 /// Adds to `folios` what is to be evicted of the folio at `head`, which was offered: all but the
-/// parts that are used of a large one that the policy would keep. Nothing if it cannot be split.
+/// parts that are used of a large one that the policy would keep, unless it is hollow. Nothing if
+/// it cannot be split.
 fn push(core: &Core, sweep: &mut Sweep, head: FrameNumber, folios: &mut Vec<Candidate>) {
     let whole = Candidate::of(&core.frames, head);
-    if !core.residency.stays_in_part(&core.frames, head) {
+    let is_hollow = core.frames.frame(head).is_hollow();
+    if is_hollow || !core.residency.stays_in_part(&core.frames, head) {
         folios.push(whole);
         return;
     }

@@ -82,6 +82,11 @@ impl File {
     /// mutex that all allocations of memory share; if it is longer than 2 MiB also mmap(2),
     /// munmap(2), and a madvise(2) for each 2 MiB. It may have to evict.
     ///
+    /// Copies longer than a quarter of the budget, or than less where more is being read, are read
+    /// one at a time, whatever their files are: the others wait, as for memory, and may fail. They
+    /// wait also if its source hangs, or its future ([`bytes_async`](Self::bytes_async)) is not
+    /// polled.
+    ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the file has not all of them; [`ErrorKind::Invalid`] if the
     /// range ends before it begins; [`ErrorKind::NoMemory`] if there is no memory for a copy: at

@@ -418,6 +418,35 @@ mod tests {
         assert_eq!(caught, 0);
     }
 
+    /// It is spared as long as a map shows it, and goes alone once none does.
+    #[test]
+    fn a_folio_that_is_used_in_part_is_kept_for_maps_alone() {
+        let cache = Cache::new(Options::new(32 * MIB as u64)).unwrap();
+        // So little that the policy's main queue gives first.
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 2 * MIB]))).unwrap();
+        let space = Space::new(&cache, 0).unwrap();
+        let map = space.map_file(&file, 0..2 * MIB as u64).unwrap();
+        touch(&map, 0..PAGES);
+        let core = &*file.handle().core;
+        let folio = head(&file, 0);
+        assert!(core.frames.frame(folio).order() > Order::MIN);
+        let offered = |turns: &mut PieceTurns| {
+            for page in [0, PAGES - 1].repeat(4) {
+                assert_eq!(file.read_at(&mut [0], page * PAGE_BYTES as u64).unwrap(), 1);
+            }
+            let mut sweep = Sweep::new(100);
+            assert_eq!(core.residency.next_victims(&core.frames, &mut sweep, 1, 1), [folio]);
+            offer(core, turns, &mut sweep, folio)
+        };
+        let waits = || core.mapped.pieces.lock().has(&Piece::of(file.handle().mapping.id, 0));
+        let mut turns = PieceTurns::default();
+        assert!(offered(&mut turns));
+        assert!(!core.residency.is_offered(&core.frames, folio) && !waits());
+        drop(map);
+        assert!(!offered(&mut turns));
+        assert!(core.residency.is_offered(&core.frames, folio) && !waits());
+    }
+
     #[test]
     fn a_mirror_knows_where_it_is_shown() {
         let (_cache, file, space) = file();

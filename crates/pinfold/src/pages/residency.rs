@@ -80,6 +80,7 @@ impl Residency {
     }
 
     /// It stays as a whole then.
+    #[cfg(all(feature = "map", not(loom)))]
     pub(crate) fn spare_in_part(&self, mut frames: &Frames, victim: FrameNumber) -> bool {
         let mut policy = self.0.lock();
         policy.stays_in_part(&frames, victim.0) && policy.spare_offered(&mut frames, victim.0)

@@ -4,7 +4,7 @@
 //! | what a file has | together with what it has already, at most |
 //! |---|---|
 //! | folios that are being filled | half of the cache without what all files have of these; and three quarters without what all have of both kinds. If nobody waits for them, half of that |
-//! | copies that are being read | the same; one copy at a time may be more |
+//! | copies that are being read | the same; one copy at a time, of all files, may be more |
 //! | folios that somebody waits for; copies | beyond that, a 64th of what is left up to 13/16 of the cache, at least a page |
 //! | the first of these folios, if reads of the file have ended | the same up to 15/16 |
 //!

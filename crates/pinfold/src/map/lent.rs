@@ -10,7 +10,7 @@
 //! its frames, but not the run. One run stays hollow while there are maps: where guards lie in all
 //! others, none could become hollow anew, and accesses would fail although nearly all is free.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::heap;
 use crate::base::mutant::{self, Mutant};
@@ -34,10 +34,12 @@ const PAGES_AT_ONCE: u32 = 16;
 const TASK_NAP: Duration = Duration::from_micros(500);
 
 /// [`Patience`] of who waits for hollow frames: threads that get some take turns, and a mapped
-/// access that came late has its turn yet. An error would be a signal.
+/// access that came late has its turn yet. An error would be a signal. But who is always passed by
+/// others waits no longer than for reads that do not end.
 #[derive(Debug)]
 pub(crate) struct LentPatience {
     patience: Patience,
+    began: Instant,
     /// How much was lent when it was asked last.
     lent: u64,
     /// How long the thread sleeps next, if nothing could be evicted. `None` before the first wait.
@@ -46,7 +48,8 @@ pub(crate) struct LentPatience {
 
 impl LentPatience {
     pub(crate) fn new(core: &Core) -> Self {
-        LentPatience { patience: Patience::new(core), lent: Self::lent(core), nap: None }
+        let (patience, began) = (Patience::new(core), Instant::now());
+        LentPatience { patience, began, lent: Self::lent(core), nap: None }
     }
 
     fn lent(core: &Core) -> u64 {
@@ -55,7 +58,8 @@ impl LentPatience {
 
     fn is_over(&mut self, core: &Core) -> bool {
         let before = std::mem::replace(&mut self.lent, Self::lent(core));
-        self.patience.has_lasted(core, self.lent != before)
+        let has_lasted = self.patience.has_lasted(core, self.lent != before);
+        has_lasted || self.began.elapsed() > reclaim::reads_take(core)
     }
 }
 
@@ -216,7 +220,7 @@ pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use crate::base::heap;
     use crate::base::mutant::{self, Mutant};
@@ -561,5 +565,26 @@ mod tests {
         std::thread::sleep(Duration::from_millis(1100));
         assert!(patience.is_over(core));
         core.give_back(lent);
+    }
+
+    #[test]
+    fn who_is_always_passed_by_others_waits_no_longer_than_for_reads() {
+        let mut options = Options::new(16 << 20);
+        options.patience = Duration::from_millis(100);
+        let cache = Cache::new(options).unwrap();
+        let core = cache.core();
+        let (begin, most) = (Instant::now(), reclaim::reads_take(core));
+        let mut patience = super::LentPatience::new(core);
+        let mut gets = || {
+            let (lent, _) = super::allocate_lent(core, Order::MIN).unwrap();
+            core.give_back(lent);
+            patience.is_over(core)
+        };
+        // Ends: there is a bound.
+        while !gets() {
+            assert!(begin.elapsed() < 4 * most, "it waits without end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(begin.elapsed() >= most);
     }
 }

@@ -35,7 +35,8 @@ use crate::source::Hint;
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
 /// leave the budget, an access to a further page fails with [`ErrorKind::NoMemory`] after 2
-/// seconds, or after 30 while reads are under way.
+/// seconds in which no other access got memory for maps, or after 30 while reads are under way. It
+/// fails after 30 seconds in any case.
 ///
 /// # An access that fails
 ///

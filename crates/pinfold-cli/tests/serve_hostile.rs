@@ -5,8 +5,8 @@
 
 mod ground;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -23,14 +23,19 @@ use ground::*;
 /// A socket whose last close waits for 600 seconds.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (other, _) = listener.accept().unwrap();
+    let socket = lingering_at(listener.local_addr().unwrap());
+    (socket, listener.accept().unwrap().0)
+}
+
+/// As long as the other side is open.
+fn lingering_at(listener: SocketAddr) -> OwnedFd {
+    let mut stream = TcpStream::connect(listener).unwrap();
     stream.set_nonblocking(true).unwrap();
     while stream.write(&[0; 4096]).is_ok() {}
     let linger = Some(Duration::from_secs(600));
     stream.set_nonblocking(false).unwrap();
     rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
-    (stream.into(), other)
+    stream.into()
 }
 
 #[test]
@@ -426,4 +431,72 @@ fn a_process_that_is_dead_is_not_served_whoever_has_its_connection() {
     server.says("its memory is gone");
     result(ground.restore(&[]));
     drop((keeper, stream));
+}
+
+/// Has this process's memory served to somebody else, whose userfaultfd it gets, and has the
+/// connection's thread wait for a close: the system closes the third descriptor of a message.
+#[test]
+#[ignore = "the next test starts it"]
+fn a_client_whose_connection_waits_for_a_close() {
+    use std::os::fd::AsFd;
+    let said = |name: &str| std::env::var(format!("PINFOLD_TEST_{name}"));
+    let Ok(socket) = said("SOCKET") else { return }; // started by hand
+    let [server, at] = ["SERVER", "AT"].map(|name| said(name).unwrap().parse().unwrap());
+    let server = Pid::from_raw(server as i32).unwrap();
+    let uffd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let lingers = lingering_at(said("LISTENER").unwrap().parse().unwrap());
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let stream = UnixStream::connect(socket).unwrap();
+    send(&stream, r#"{"pinfold":1,"want":"stats"}"#, &[]);
+    assert!((&stream).read(&mut [0; 4096]).unwrap() > 0);
+    send(&stream, &format!("[{}]", mapping(at, 4 * P, 8 * P, "")), &[&uffd]);
+    assert!((&stream).read(&mut [0; 4096]).unwrap() > 0, "it is served");
+    // The message has the last reference.
+    rustix::process::kill_process(server, Signal::STOP).unwrap();
+    send(&stream, " ", &[&null, &null, &lingers]);
+    drop(lingers);
+    rustix::process::kill_process(server, Signal::CONT).unwrap();
+    let closes = said("CLOSES").is_ok();
+    if closes {
+        drop(stream);
+    }
+    println!("it is done");
+    // Ends: it is killed.
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn who_has_left_is_not_served_whatever_its_connection_waits_for() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    for closes in [false, true] {
+        let (uffd, at) = private_memory(4 * P, 0);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::process::Command::new(std::env::current_exe().unwrap());
+        client.args(["--exact", "a_client_whose_connection_waits_for_a_close", "--ignored"]);
+        client.arg("--nocapture").env("PINFOLD_TEST_SOCKET", &server.socket);
+        client.env("PINFOLD_TEST_SERVER", server.child.id().to_string());
+        client.env("PINFOLD_TEST_AT", at.to_string());
+        client.env("PINFOLD_TEST_LISTENER", listener.local_addr().unwrap().to_string());
+        if closes {
+            client.env("PINFOLD_TEST_CLOSES", "");
+        }
+        let mut client = client.stdin(uffd).stdout(Stdio::piped()).spawn().unwrap();
+        let (_other, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("it is done")), "it has failed");
+        if !closes {
+            // SAFETY: a page of the memory, which is served.
+            let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() };
+            assert_eq!(byte, 9);
+            client.kill().unwrap();
+            client.wait().unwrap();
+        }
+        server.until(&format!("it has left; closes: {closes}"), |stats| stats.clients == 0);
+        let _ = client.kill();
+        client.wait().unwrap();
+        result(ground.restore(&[]));
+    }
 }

@@ -83,7 +83,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     // SAFETY: changes the priority of this thread alone. It may fail: then it is like the others.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     let process = peer.begin().and_then(|()| peer.process());
-    let gate = shared.gates.of(process.as_ref().map_or(0, PeerProcess::owner));
+    let gate = shared.gates.of(process.as_ref().map_or(0, |process| process.owner()));
     let mut it = Connection {
         shared,
         peer,

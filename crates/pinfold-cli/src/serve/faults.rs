@@ -2,11 +2,15 @@
 //! of the process's connections ask of it. It reads no socket, parses nothing, and writes no file
 //! and no line. It closes no descriptor that could be the last of a client's.
 //!
+//! Once a second it looks which of its clients have left: their connections' threads may be waiting
+//! for a close.
+//!
 //! It waits for the process, whose memory the kernel locks for each installation; nobody else waits
 //! for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pinfold::{ClientEvent, ClientId, Clients, ClientsStats};
@@ -22,6 +26,10 @@ use super::record::Recording;
 /// Lines about pages that could not be read, for one client.
 const FAILURES_TOLD: u64 = 8;
 
+/// How often it looks which clients have left: as often as whether their memory is gone, for which
+/// the library comes back.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// What the thread has.
 #[derive(Debug)]
 pub struct Faults {
@@ -32,13 +40,14 @@ pub struct Faults {
     recording: Option<Arc<Recording>>,
     replay: Option<Arc<[u64]>>,
     log: Log,
+    looked_at: Instant,
 }
 
 impl Faults {
     /// Of a process that has no clients yet.
     pub fn new(clients: Clients, desk: Arc<Desk>, log: Log) -> Self {
         let (peers, recording, replay) = Default::default();
-        Faults { clients, desk, peers, recording, replay, log }
+        Faults { clients, desk, peers, recording, replay, log, looked_at: Instant::now() }
     }
 
     /// Where it is asked.
@@ -84,6 +93,10 @@ impl Faults {
         if fds[1].revents().contains(PollFlags::IN) {
             self.hear();
         }
+        if self.looked_at.elapsed() >= LOOK {
+            self.let_go_of_who_has_left();
+            self.looked_at = Instant::now();
+        }
         for event in self.clients.work() {
             self.tell(event);
         }
@@ -120,6 +133,18 @@ impl Faults {
                 }
             }
         }
+    }
+
+    /// Who has left is told of by its connection's thread, which has its descriptors.
+    fn let_go_of_who_has_left(&mut self) {
+        let clients = &mut self.clients;
+        self.peers.retain(|&client, (peer, _)| {
+            let has_left = peer.has_left();
+            if has_left {
+                clients.remove(client);
+            }
+            !has_left
+        });
     }
 
     fn count(&self) {

@@ -2,9 +2,9 @@
 //! the process that has connected.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pinfold::ClientError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,6 +23,8 @@ pub struct Peer {
     pid: Option<i32>,
     user: u32,
     stream: UnixStream,
+    /// Once it was asked for.
+    process: OnceLock<PeerProcess>,
     state: Mutex<PeerState>,
     /// What it has left, if it was given up: closed with the connection, as that may wait.
     left: Mutex<Option<ClientError>>,
@@ -45,7 +47,7 @@ impl Peer {
     pub fn new(number: u64, stream: UnixStream) -> Self {
         let (pid, user) = credentials(&stream).map_or((None, u32::MAX), |it| known(&it));
         let (state, left) = (Mutex::new(PeerState::New), Mutex::default());
-        Peer { number, pid, user, stream, state, left }
+        Peer { number, pid, user, stream, process: OnceLock::new(), state, left }
     }
 
     /// Counted from 1 on.
@@ -62,7 +64,14 @@ impl Peer {
     ///
     /// # Errors
     /// It has ended; or this process has no descriptor for it.
-    pub fn process(&self) -> Result<PeerProcess, String> {
+    pub fn process(&self) -> Result<&PeerProcess, String> {
+        match self.process.get() {
+            Some(process) => Ok(process),
+            None => self.find_process().map(|process| self.process.get_or_init(|| process)),
+        }
+    }
+
+    fn find_process(&self) -> Result<PeerProcess, String> {
         let user = u64::from(self.user) << 32 | u64::from(self.pid.unwrap_or(0).unsigned_abs());
         let fd = match option(&self.stream, libc::SO_PEERPIDFD, -1) {
             // SAFETY: the system has just made this descriptor.
@@ -78,6 +87,17 @@ impl Peer {
         let is_number = rustix::fs::fstatfs(&fd).is_ok_and(|it| it.f_type == PID_FS);
         let number = rustix::fs::fstat(&fd).ok().filter(|_| is_number).map(|it| it.st_ino);
         Ok(PeerProcess { fd: Some(fd), owner: number.unwrap_or(user) })
+    }
+
+    /// Whether the process has ended, or the other side has closed the connection. Does not wait,
+    /// and receives nothing: the system may close there what a client has sent, for as long as that
+    /// takes.
+    pub fn has_left(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Some(process) = self.process.get() else { return false };
+        // Interrupted: the next look says it.
+        let looked = process.poll(&self.stream, PollFlags::RDHUP, Some(&now));
+        looked.is_ok_and(|of_both| of_both.iter().any(|of_one| !of_one.is_empty()))
     }
 
     /// The connection.
@@ -182,15 +202,29 @@ impl PeerProcess {
         stream: &UnixStream,
         wait: Option<&Timespec>,
     ) -> Result<Option<bool>, Errno> {
-        let process = self.fd.as_ref().map_or(stream.as_fd(), OwnedFd::as_fd);
-        let fds = [stream.as_fd(), process];
-        let mut fds = fds.map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match poll(&mut fds, wait) {
-            Ok(0) => Ok(None),
-            Ok(_) => Ok(Some(self.fd.is_some() && !fds[1].revents().is_empty())),
+        match self.poll(stream, PollFlags::IN, wait) {
+            Ok([stream, process]) if stream.is_empty() && process.is_empty() => Ok(None),
+            Ok([_, process]) => Ok(Some(!process.is_empty())),
             Err(Errno::INTR) => Ok(Some(false)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Waits for these events of `stream`, or for the end of the process, and says what came of each.
+    fn poll(
+        &self,
+        stream: &UnixStream,
+        events: PollFlags,
+        wait: Option<&Timespec>,
+    ) -> Result<[PollFlags; 2], Errno> {
+        let one = |fd, events| PollFd::from_borrowed_fd(fd, events);
+        // Without a process, nothing is waited for in its place.
+        let process = self.fd.as_ref().map(|fd| one(fd.as_fd(), PollFlags::IN));
+        let stream = one(stream.as_fd(), events);
+        let mut fds = [stream.clone(), process.unwrap_or(stream)];
+        poll(&mut fds, wait)?;
+        let of_process = self.fd.as_ref().map_or(PollFlags::empty(), |_| fds[1].revents());
+        Ok([fds[0].revents(), of_process])
     }
 }
 
@@ -233,6 +267,7 @@ impl fmt::Display for Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::sync::Arc;
 
     #[test]
@@ -240,12 +275,17 @@ mod tests {
         let of = |pid, uid| known(&libc::ucred { pid, uid, gid: 0 });
         assert_eq!(of(0, 7), (None, 7));
         assert_eq!(of(5, 7), (Some(5), 7));
-        let (stream, _other) = UnixStream::pair().unwrap(); // not closed
-        let peer = Peer::new(1, stream);
-        let [one, two] = [(); 2].map(|()| peer.process().unwrap());
+        let (stream, other) = UnixStream::pair().unwrap();
+        let [peer, same] = [stream, other.try_clone().unwrap()].map(|it| Peer::new(1, it));
+        let [one, two] = [&peer, &same].map(|peer| peer.process().unwrap());
         assert!(one.owner() != 0 && one.owner() == two.owner());
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(None), "it lives");
+        (&other).write_all(b"?").unwrap();
+        assert_eq!(one.wait(peer.stream(), Some(&now)), Ok(Some(false)), "it lives");
+        assert!(!peer.has_left(), "it has said something");
+        other.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(peer.has_left());
     }
 
     #[test]

@@ -68,7 +68,9 @@ pub struct Options {
     #[cfg(feature = "map")]
     pub swap_dir: PathBuf,
     /// A source of the program's own that is the swap instead, from its start up to `swap_bytes`,
-    /// used by several threads at once. Nothing is synced, or expected to be there before.
+    /// used by several threads at once. Nothing is synced, or expected to be there before. It is the
+    /// swap of one cache at a time: with a clone of these options,
+    /// [`Cache::new`](crate::Cache::new) fails while the first cache is there.
     #[cfg(feature = "map")]
     pub swap_source: Option<Arc<dyn Source>>,
     /// How readers that need a reference take it. Feature `testing`: for comparisons only.

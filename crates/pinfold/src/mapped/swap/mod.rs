@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 // Not from `crate::base::sync`: counters.
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
@@ -32,6 +32,8 @@ use slots::{SLOTS_MAX, Slot, SwapSlots};
 
 #[derive(Debug)]
 pub(crate) struct Swap {
+    /// Before the source: its address may be another one's once it is gone.
+    _claim: Option<Claim>,
     source: Arc<dyn Source>,
     /// `source` for reads that tasks wait for.
     backing: Backing,
@@ -102,13 +104,15 @@ pub(crate) fn open(options: &Options, engine: &Arc<Engine>) -> Result<Option<Swa
 }
 
 impl Swap {
-    /// Error: it is less than a page; the file cannot be made, or its file system has no room.
+    /// Error: it is less than a page; the file cannot be made, or its file system has no room; the
+    /// source is another cache's swap, or has no alignment that can be.
     fn new(options: &Options, engine: &Arc<Engine>) -> io::Result<Self> {
         let slots = u32::try_from(options.swap_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX);
         let slots = slots.min(SLOTS_MAX / 2);
         if slots == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
         }
+        let claim = options.swap_source.as_ref().map(Claim::of).transpose()?;
         let (source, backing) = if let Some(source) = &options.swap_source {
             (source.clone(), Backing::new(source.clone(), engine.clone()))
         } else {
@@ -116,11 +120,10 @@ impl Swap {
             let opened = make(&options.swap_dir, bytes, engine)?;
             (opened.source.clone(), Backing::of_file(opened, engine.clone()))
         };
-        if source.alignment() > PAGE_BYTES {
-            return Err(io::Error::other("its alignment is above 4096"));
-        }
+        backing.check()?;
         let (counters, last_error, rest) = Default::default();
-        Ok(Swap { source, backing, slots: SwapSlots::new(slots), counters, last_error, rest })
+        let slots = SwapSlots::new(slots);
+        Ok(Swap { _claim: claim, source, backing, slots, counters, last_error, rest })
     }
 
     pub(crate) fn slots(&self) -> &SwapSlots {
@@ -256,6 +259,37 @@ impl Swap {
     }
 }
 
+/// The addresses of the sources that are swaps. No lock: a fork could leave it locked.
+static CLAIMED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+/// A source is the swap of this cache, and of no other: each would take the other's slots for free.
+/// Of more caches than [`CLAIMED`] has places, nothing is known.
+#[derive(Debug)]
+struct Claim(Option<&'static AtomicUsize>);
+
+impl Claim {
+    fn of(source: &Arc<dyn Source>) -> io::Result<Self> {
+        let address = Arc::as_ptr(source).addr();
+        // SeqCst, all of these, for each other: of two that come at once, one sees the other's.
+        let (from, to) = (Ordering::SeqCst, Ordering::Relaxed);
+        let takes = |place: &&AtomicUsize| place.compare_exchange(0, address, from, to).is_ok();
+        let claim = Claim(CLAIMED.iter().find(takes));
+        let is = |place: &&AtomicUsize| place.load(Ordering::SeqCst) == address;
+        let own = usize::from(claim.0.is_some());
+        if CLAIMED.iter().filter(is).count() > own {
+            let text = "the source is the swap of another cache, which may have pages there";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+        }
+        Ok(claim)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.map(|place| place.store(0, Ordering::SeqCst));
+    }
+}
+
 fn offset(Slot(slot): Slot) -> u64 {
     u64::from(slot) * PAGE_BYTES as u64
 }
@@ -388,6 +422,58 @@ mod tests {
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
             }
             assert_eq!(counted(&of(8191).unwrap()).swap_bytes, 4096);
+        }
+    }
+
+    #[test]
+    fn a_source_is_the_swap_of_one_cache_at_a_time() {
+        let options = in_memory(1 << 20);
+        let first = Swap::new(&options, &engine()).unwrap();
+        let _other = Swap::new(&in_memory(1 << 20), &engine()).unwrap();
+        for _ in 0..2 {
+            let error = Swap::new(&options, &engine()).unwrap_err();
+            assert!(error.to_string().contains("is the swap of another cache"), "{error}");
+        }
+        drop(first);
+        Swap::new(&options, &engine()).unwrap();
+    }
+
+    /// Each alignment, and what it fails with.
+    #[derive(Debug)]
+    struct Aligned(Option<usize>);
+
+    impl Source for Aligned {
+        fn read_at(&self, _offset: u64, _buf: &mut [u8]) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn alignment(&self) -> usize {
+            self.0.expect("it is not known")
+        }
+
+        fn kind(&self) -> std::borrow::Cow<'static, str> {
+            "aligned".into()
+        }
+    }
+
+    #[test]
+    fn a_source_without_an_alignment_that_can_be_is_an_error() {
+        let made = |alignment| {
+            let source: Option<Arc<dyn Source>> = Some(Arc::new(Aligned(alignment)));
+            Swap::new(&Options { swap_source: source, ..in_memory(1 << 20) }, &engine())
+        };
+        made(Some(4096)).unwrap();
+        for (alignment, why) in [
+            (None, "the source panicked in alignment: it is not known"),
+            (Some(3000), "an alignment of 3000 bytes, which must be a power of two up to 4096"),
+            (Some(8192), "an alignment of 8192 bytes"),
+        ] {
+            let error = made(alignment).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
         }
     }
 

@@ -281,7 +281,7 @@ mutants! {
     FailedStaysProtected,
     /// Pages that are held are paged out.
     PageOutHeld,
-    /// A store frees the slot to which its page is just being written.
+    /// The slot is free to which a page is just being written, or from which it is read.
     SlotFreedEarly,
     /// A page leaves memory before it is written.
     DropBeforeWritten,

@@ -1,7 +1,7 @@
 //! One page at a time: where its bytes are.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use rustix::mm::MprotectFlags;
 
@@ -146,6 +146,73 @@ fn nearly_all_of_the_budget_can_be_own_memory() {
         let left = (2 * MIB).max(budget / 16);
         assert!(stored + left >= budget, "{} of {budget} bytes are left", budget - stored);
     }
+}
+
+/// Memory whose reads wait until they may go on.
+#[derive(Debug)]
+struct WaitingReads {
+    memory: Memory,
+    begun: Barrier,
+    goes_on: Barrier,
+}
+
+impl Source for WaitingReads {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> std::io::Result<usize> {
+        self.begun.wait();
+        self.goes_on.wait();
+        self.memory.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> std::io::Result<()> {
+        self.memory.write_at(offset, from)
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "waiting".into()
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        self.memory.len_bytes()
+    }
+}
+
+/// Three pages are read from the swap together, and two of them are forgotten meanwhile: how many
+/// slots are in use then, and after the read.
+fn used_while_read(mutant: Option<Mutant>) -> [u64; 2] {
+    let [begun, goes_on] = [(); 2].map(|()| Barrier::new(2));
+    let source = Arc::new(WaitingReads { memory: Memory::new(Vec::new()), begun, goes_on });
+    let cache = Cache::new(Options {
+        swap_source: Some(source.clone()),
+        swap_bytes: MIB as u64,
+        ..Options::new(16 * MIB as u64)
+    })
+    .unwrap();
+    let map = Space::new(&cache, 0).unwrap().map_anon(MIB).unwrap();
+    (0..3).for_each(|page| store(&map, page * PAGE, page as u64 + 1));
+    assert!(map.page_out(0..MIB).unwrap() >= 3 * PAGE);
+    let used = || cache.stats().swap_used_bytes / PAGE as u64;
+    let meanwhile = std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let mut word = [0; 8];
+            mutant::with(mutant, || map.read_at(&mut word, 0)).unwrap();
+            assert_eq!(word, 1_u64.to_ne_bytes());
+        });
+        source.begun.wait();
+        mutant::with(mutant, || map.discard(PAGE..3 * PAGE)).unwrap();
+        let meanwhile = used();
+        source.goes_on.wait();
+        reads.join().unwrap();
+        meanwhile
+    });
+    let after = used();
+    assert_eq!([1, 2].map(|page| load(&map, page * PAGE)), [0, 0]);
+    [meanwhile, after]
+}
+
+#[test]
+fn a_slot_is_not_free_while_it_is_read() {
+    assert_eq!(used_while_read(None), [3, 1]);
+    assert_eq!(used_while_read(Some(Mutant::SlotFreedEarly)), [1, 1]);
 }
 
 #[test]

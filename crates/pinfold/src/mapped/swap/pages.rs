@@ -37,7 +37,8 @@
 //! end without a fault: `space/anon/trust.rs`.
 //!
 //! The slot belongs to the page-out until [`PageStates::end_write`]. Until then the page stays in
-//! memory, and no other page-out of it begins.
+//! memory, and no other page-out of it begins. The slot of a page that is on its way is being read: if
+//! the page is forgotten meanwhile, who reads gives the slot back.
 
 use std::collections::TryReserveError;
 use std::ops::Range;

@@ -11,7 +11,8 @@
 //!    versions are odd, so others wait for them;
 //! 5. read the swap, in one read;
 //! 6. under the mutex, unless they were forgotten meanwhile: put the bytes to their addresses,
-//!    protected against stores if they are elsewhere, too; make the versions even; tell the policy;
+//!    protected against stores if they are elsewhere, too; make the versions even; tell the policy.
+//!    The slots of those that were forgotten are free only now;
 //! 7. wake those who wait.
 //!
 //! If a read fails, the folios leave the index, and whoever wants one of these pages reads it
@@ -38,7 +39,7 @@ use crate::map::bring;
 use crate::map::lent::{self, LentPatience};
 use crate::map::space::vma::FaultAccess;
 use crate::mapped::pagemap::PagemapEntry;
-use crate::mapped::swap::pages::{IsWriting, PageState};
+use crate::mapped::swap::pages::{IsWriting, PageState, Unused};
 use crate::mapped::swap::slots::Slot;
 use crate::mapped::task::{Waiter, now};
 use crate::pages::core::{Core, Held};
@@ -576,6 +577,13 @@ impl Area {
         // If the wanted page was forgotten meanwhile, a failed read of its old bytes is no error: the
         // access looks again.
         let is_forgotten = !is_wanted(0);
+        for n in (0..coming.len()).filter(|&n| !is_wanted(n)) {
+            if let PageState::Swapped(slot) = run.state(n)
+                && !mutant::on(Mutant::SlotFreedEarly)
+            {
+                core.give_slots([Unused(Some(slot))]);
+            }
+        }
         let mut gone = RunFrames::new();
         for n in (0..coming.len()).filter(|&n| !landed[n] && is_wanted(n)) {
             core.remove(&mut changing, run.page(n), coming[n]);

@@ -300,12 +300,16 @@ impl Area {
     }
 }
 
-/// Pages that are not being written, and not in memory any more, are forgotten. The caller lets go
+/// Pages that are not being written, and not in memory any more, are forgotten. The slot of one that
+/// is on its way is being read, and is given back by who reads it (`bring.rs`). The caller lets go
 /// of what is returned, without the mutex.
 fn forget_some(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Vec<FrameNumber> {
     for page in pages.clone() {
         let states = changing.own().expect("own memory has states");
-        core.give_slots([states.forget(page).expect("it is not being written")]);
+        let unused = states.forget(page).expect("it is not being written");
+        let head = changing.head(page).filter(|_| !mutant::on(Mutant::SlotFreedEarly));
+        let is_read = head.is_some_and(|head| core.frames.frame(head).is_changing());
+        core.give_slots(Some(unused).filter(|_| !is_read));
     }
     freeze::drop_within(core, changing, pages)
 }

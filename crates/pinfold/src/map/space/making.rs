@@ -214,7 +214,8 @@ impl Space {
     ///
     /// Cost: some eight system calls, one or two of the kernel's VMAs, and whole pieces of 2 MiB of
     /// address space; outside of the budget, 4 bytes for each 2 MiB of addresses (which stay for
-    /// other maps), 16 for each 64 MiB, and 4 for each page of those in which something was stored.
+    /// other maps), 16 for each 64 MiB, and 4 for each page of those in which something was stored, and
+    /// the kernel's page tables, 4 KiB for each 2 MiB in which something was ever touched.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if `len` is 0; [`ErrorKind::System`] if the system refuses (`EINVAL`:

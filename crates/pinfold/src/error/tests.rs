@@ -150,15 +150,6 @@ errors! {
         => Invalid, Place;
     Cause::SpaceBudget { .. } =
         Cause::SpaceBudget { budget_bytes: 1, least_bytes: 2 } => Invalid, Cache;
-    Cause::Write { .. } =
-        Cause::Write { path: path(), offset: PLACE, bytes: 2, cause: cause() } => Write, Place;
-    Cause::Sync { .. } =
-        Cause::Sync { path: path(), what: "sync".into(), cause: cause() } => Write, File;
-    Cause::NotWritable { .. } =
-        Cause::NotWritable { path: path(), why: "it was opened for reading" } => Invalid, File;
-    Cause::WriteHeld { .. } = Cause::WriteHeld { path: path(), offset: PLACE } => Busy, Place;
-    Cause::MappedOrWritten { .. } =
-        Cause::MappedOrWritten { path: path(), what: "map" } => Busy, File;
     // It fails for any range.
     Cause::MappedOrServed { .. } =
         Cause::MappedOrServed { path: path(), what: "map" } => Busy, File;

@@ -33,7 +33,7 @@ use slots::{SLOTS_MAX, Slot, SwapSlots};
 #[derive(Debug)]
 pub(crate) struct Swap {
     /// Before the source: its address may be another one's once it is gone.
-    _claim: Option<Claim>,
+    _claim: Option<SwapClaim>,
     source: Arc<dyn Source>,
     /// `source` for reads that tasks wait for.
     backing: Backing,
@@ -112,7 +112,7 @@ impl Swap {
         if slots == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
         }
-        let claim = options.swap_source.as_ref().map(Claim::of).transpose()?;
+        let claim = options.swap_source.as_ref().map(SwapClaim::of).transpose()?;
         let (source, backing) = if let Some(source) = &options.swap_source {
             (source.clone(), Backing::new(source.clone(), engine.clone()))
         } else {
@@ -265,15 +265,15 @@ static CLAIMED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 /// A source is the swap of this cache, and of no other: each would take the other's slots for free.
 /// Of more caches than [`CLAIMED`] has places, nothing is known.
 #[derive(Debug)]
-struct Claim(Option<&'static AtomicUsize>);
+struct SwapClaim(Option<&'static AtomicUsize>);
 
-impl Claim {
+impl SwapClaim {
     fn of(source: &Arc<dyn Source>) -> io::Result<Self> {
         let address = Arc::as_ptr(source).addr();
         // SeqCst, all of these, for each other: of two that come at once, one sees the other's.
         let (from, to) = (Ordering::SeqCst, Ordering::Relaxed);
         let takes = |place: &&AtomicUsize| place.compare_exchange(0, address, from, to).is_ok();
-        let claim = Claim(CLAIMED.iter().find(takes));
+        let claim = SwapClaim(CLAIMED.iter().find(takes));
         let is = |place: &&AtomicUsize| place.load(Ordering::SeqCst) == address;
         let own = usize::from(claim.0.is_some());
         if CLAIMED.iter().filter(is).count() > own {
@@ -284,9 +284,11 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for SwapClaim {
     fn drop(&mut self) {
-        self.0.map(|place| place.store(0, Ordering::SeqCst));
+        if let Some(place) = self.0 {
+            place.store(0, Ordering::SeqCst);
+        }
     }
 }
 

@@ -12,7 +12,9 @@ use comfy_table::{Cell, CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 #[cfg(feature = "mutants")]
 use pinfold::mutants::Named;
-use pinfold_testing::crash::{Failure, Fault, Options, Report, run as run_crashes};
+use pinfold_testing::crash::{
+    CrashFailure, CrashOptions, CrashReport, DiskFault, run as run_crashes,
+};
 use serde_json::json;
 
 use crate::publish;
@@ -77,13 +79,13 @@ enum FaultName {
     WriteMisplaced,
 }
 
-impl From<FaultName> for Fault {
-    fn from(name: FaultName) -> Fault {
+impl From<FaultName> for DiskFault {
+    fn from(name: FaultName) -> DiskFault {
         match name {
-            FaultName::SyncLies => Fault::SyncLies,
-            FaultName::WriteLost => Fault::WriteLost,
-            FaultName::WriteTorn => Fault::WriteTorn,
-            FaultName::WriteMisplaced => Fault::WriteMisplaced,
+            FaultName::SyncLies => DiskFault::SyncLies,
+            FaultName::WriteLost => DiskFault::WriteLost,
+            FaultName::WriteTorn => DiskFault::WriteTorn,
+            FaultName::WriteMisplaced => DiskFault::WriteMisplaced,
         }
     }
 }
@@ -114,7 +116,7 @@ pub fn run(args: &CrashArgs) -> Result<()> {
 }
 
 impl CrashArgs {
-    fn options(&self) -> Result<Options> {
+    fn options(&self) -> Result<CrashOptions> {
         let time = match self.seconds {
             None => None,
             Some(seconds) => {
@@ -128,11 +130,11 @@ impl CrashArgs {
         let seeds = self.seeds.unwrap_or(if time.is_some() { u64::MAX } else { SEEDS });
         ensure!(seeds > 0, "--seeds 0: must be at least 1");
         self.seed.checked_add(seeds.min(1 << 40)).context("--seed: too large a number")?;
-        Ok(Options { seed: self.seed, seeds, time, fault: self.fault.map(Into::into) })
+        Ok(CrashOptions { seed: self.seed, seeds, time, fault: self.fault.map(Into::into) })
     }
 
     /// The command that runs a seed alone.
-    fn again(&self, failure: &Failure) -> String {
+    fn again(&self, failure: &CrashFailure) -> String {
         let mut command = format!("pinfold crash --seed {} --seeds 1", failure.seed);
         if let Some(fault) = self.fault.and_then(|fault| fault.to_possible_value()) {
             command = format!("{command} --fault {}", fault.get_name());
@@ -146,7 +148,7 @@ impl CrashArgs {
 }
 
 /// On a terminal, nothing in a pipe: over the seeds, or over the time.
-fn bar(args: &CrashArgs, options: &Options) -> ProgressBar {
+fn bar(args: &CrashArgs, options: &CrashOptions) -> ProgressBar {
     let (length, unit) = match (args.seeds, options.time) {
         (None, Some(time)) => (time.as_millis() as u64, "ms"),
         _ => (options.seeds, "seeds"),
@@ -156,11 +158,11 @@ fn bar(args: &CrashArgs, options: &Options) -> ProgressBar {
     ProgressBar::new(length).with_style(style)
 }
 
-fn rate(report: Report, elapsed: Duration) -> f64 {
+fn rate(report: CrashReport, elapsed: Duration) -> f64 {
     report.states as f64 / elapsed.as_secs_f64().max(0.001)
 }
 
-fn table(report: Report, elapsed: Duration) -> String {
+fn table(report: CrashReport, elapsed: Duration) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     let rows = [
@@ -178,7 +180,7 @@ fn table(report: Report, elapsed: Duration) -> String {
     table.to_string()
 }
 
-fn figures(args: &CrashArgs, report: Report, elapsed: Duration) -> serde_json::Value {
+fn figures(args: &CrashArgs, report: CrashReport, elapsed: Duration) -> serde_json::Value {
     json!({
         "bench": "crash",
         "version": env!("CARGO_PKG_VERSION"),

@@ -1029,11 +1029,11 @@ fn crash_says_what_it_did() {
     assert!(figures["states"].as_u64() > figures["steps"].as_u64(), "{figures}");
     let run = |args: &[&str]| pinfold(&["crash"]).args(args).assert();
     run(&["--seconds", "0.2", "--seed", "5"]).success().stdout(contains("states a second"));
-    run(&["--fault", "write-lost"])
+    run(&["--fault", "sync-lies"])
         .code(1)
         .stderr(contains("a crash after"))
         .stderr(contains("To see it again: pinfold crash --seed "))
-        .stderr(contains(" --seeds 1 --fault write-lost"));
+        .stderr(contains(" --seeds 1 --fault sync-lies"));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! it became the file's is zeros; one that was cut off does not come back.
 
 use super::contents::{Contents, SECTOR, ZEROS};
-use super::recorder::Step;
+use super::recorder::DiskStep;
 
 /// A content that a sector may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,9 @@ impl Device {
         self.lens[self.lens.len() - 1]
     }
 
-    pub(super) fn apply(&mut self, step: &Step, contents: &mut Contents) {
+    pub(super) fn apply(&mut self, step: &DiskStep, contents: &mut Contents) {
         match step {
-            Step::Write { offset, bytes, contents } => {
+            DiskStep::Write { offset, bytes, contents } => {
                 let sectors = self.sectors[offset / SECTOR..].iter_mut();
                 for (sector, &content) in sectors.zip(contents) {
                     let cuts = sector.cuts.len();
@@ -60,8 +60,8 @@ impl Device {
                     self.lens.push(offset + bytes);
                 }
             }
-            Step::SetLen(bytes) => self.set_len(*bytes, contents),
-            Step::Sync => {
+            DiskStep::SetLen(bytes) => self.set_len(*bytes, contents),
+            DiskStep::Sync => {
                 self.durable = self.lens.len() - 1;
                 for sector in &mut self.sectors {
                     let cuts = sector.cuts.len();
@@ -73,8 +73,8 @@ impl Device {
                     }
                 }
             }
-            Step::SyncFailed { lost: false } => {}
-            Step::SyncFailed { lost: true } => {
+            DiskStep::SyncFailed { lost: false } => {}
+            DiskStep::SyncFailed { lost: true } => {
                 for sector in &mut self.sectors {
                     sector.base.append(&mut sector.pending);
                 }

@@ -13,8 +13,8 @@ use pinfold::{Cache, ErrorKind, File, Options as CacheOptions, OwnedBytes};
 
 use super::contents::{Contents, SECTOR};
 use super::history::History;
-use super::options::Fault;
-use super::recorder::{Behaviour, Clock, Recorder};
+use super::options::DiskFault;
+use super::recorder::{Behaviour, Recorder, Ticks};
 
 const PAGE: usize = 4096;
 const KEPT_MAX: usize = 6;
@@ -33,7 +33,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(seed: u64, fault: Option<Fault>, random: &mut fastrand::Rng) -> Self {
+    pub(super) fn new(seed: u64, fault: Option<DiskFault>, random: &mut fastrand::Rng) -> Self {
         let threads = if random.u32(..4) == 0 { random.usize(2..=3) } else { 1 };
         let fails = |random: &mut fastrand::Rng| [0, 0, 50, 300][random.usize(..4)];
         let alignment = [1, SECTOR][random.usize(..2)];
@@ -60,8 +60,8 @@ impl Plan {
         }
     }
 
-    /// Whether each run of the seed does the same: no other thread writes, not even the cache's, which
-    /// begins when an eighth of the budget waits.
+    /// Whether each run of the seed does the same: no other thread writes, not even the cache's,
+    /// which begins when an eighth of the budget waits.
     pub(super) fn repeats(&self) -> bool {
         self.threads == 1 && ((self.files * self.most_bytes) as u64) < self.budget_bytes / 8
     }
@@ -73,7 +73,7 @@ impl Plan {
 }
 
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(super) struct Driven {
     pub(super) name: String,
     pub(super) recorder: Arc<Recorder>,
     pub(super) history: History,
@@ -84,7 +84,7 @@ pub(super) struct Subject {
 struct Run {
     plan: Plan,
     cache: Cache,
-    subjects: Vec<Subject>,
+    subjects: Vec<Driven>,
     /// Read by cold reads, so that other pages leave.
     ballast: File,
     /// Held alone by whoever changes a length.
@@ -99,8 +99,8 @@ pub(super) fn drive(
     plan: Plan,
     random: &mut fastrand::Rng,
     contents: &Arc<Mutex<Contents>>,
-) -> Result<(Vec<Subject>, u64)> {
-    let clock = Arc::new(Clock::default());
+) -> Result<(Vec<Driven>, u64)> {
+    let clock = Arc::new(Ticks::default());
     clock.tick(); // what there is before has the time 0
     let mut options = CacheOptions::new(plan.budget_bytes);
     options.io_uring = false;
@@ -112,9 +112,9 @@ pub(super) fn drive(
         let shared = || (clock.clone(), contents.clone());
         let history = History::new(&bytes, plan.most_bytes, shared());
         let recorder = Arc::new(Recorder::new(name.clone(), bytes, plan.behaviour, shared()));
-        Subject { name, recorder, history, alignment: plan.behaviour.alignment }
+        Driven { name, recorder, history, alignment: plan.behaviour.alignment }
     };
-    let subjects: Vec<Subject> = (0..plan.files).map(subject).collect();
+    let subjects: Vec<Driven> = (0..plan.files).map(subject).collect();
     let ballast = Memory::new(vec![0; plan.budget_bytes as usize * 5 / 4]);
     let ballast = cache.attach("ballast", Arc::new(ballast)).map_err(|it| it.to_string())?;
     let alone = RwLock::new(());
@@ -156,7 +156,7 @@ struct Worker<'a> {
     by: u32,
 }
 
-fn open(run: &Run, subject: &Subject) -> Result<File> {
+fn open(run: &Run, subject: &Driven) -> Result<File> {
     let file = run.cache.attach(&subject.name, subject.recorder.clone());
     file.map_err(|error| format!("{} is opened: {error}", subject.name))
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::contents::{Contents, SECTOR, ZEROS};
-use super::recorder::Clock;
+use super::recorder::Ticks;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version<T> {
@@ -38,7 +38,7 @@ pub(super) struct Versions {
 
 #[derive(Debug)]
 pub(super) struct History {
-    clock: Arc<Clock>,
+    clock: Arc<Ticks>,
     contents: Arc<Mutex<Contents>>,
     versions: Mutex<Versions>,
 }
@@ -48,7 +48,7 @@ impl History {
     pub(super) fn new(
         bytes: &[u8],
         most_bytes: usize,
-        (clock, contents): (Arc<Clock>, Arc<Mutex<Contents>>),
+        (clock, contents): (Arc<Ticks>, Arc<Mutex<Contents>>),
     ) -> Self {
         let mut now = bytes.to_vec();
         now.resize(most_bytes, 0);

@@ -7,7 +7,7 @@
 use super::contents::{Contents, SECTOR};
 use super::device::{Choices, Device};
 use super::history::{self, Sync, Version, Versions, Window};
-use super::options::Report;
+use super::options::CrashReport;
 use super::recorder::Recorded;
 
 /// If more changes of the length are not durable, that many are looked at: the first, the last, and
@@ -15,7 +15,7 @@ use super::recorder::Recorded;
 const CHANGES_MAX: usize = 6;
 const DRAWN_STATES: usize = 6;
 
-pub(super) struct Subject<'a> {
+pub(super) struct Judged<'a> {
     pub(super) name: &'a str,
     pub(super) alignment: usize,
     pub(super) steps: &'a [Recorded],
@@ -49,17 +49,17 @@ impl Windows {
 
 /// Error: the first state that may not be, in words.
 pub(super) fn judge(
-    subject: &Subject<'_>,
+    subject: &Judged<'_>,
     contents: &mut Contents,
     random: &mut fastrand::Rng,
-) -> Result<Report, String> {
+) -> Result<CrashReport, String> {
     let versions = subject.versions;
     let first: Vec<u32> = versions.sectors.iter().map(|it| it[0].value).collect();
     // A misplaced write may end behind all that the file ever had.
     let mut device = Device::new(first.len() + 1, &first, versions.lens[0].value);
     let sectors = vec![Window::default(); first.len()];
     let mut windows = Windows { sectors, len: Window::default(), syncs: 0 };
-    let mut report = Report { steps: subject.steps.len() as u64, ..Report::default() };
+    let mut report = CrashReport { steps: subject.steps.len() as u64, ..CrashReport::default() };
     let mut state = Vec::new();
     let mut choices = Choices::default();
     for done in 0..=subject.steps.len() {
@@ -103,7 +103,7 @@ fn drawn_changes(device: &Device, random: &mut fastrand::Rng) -> Vec<usize> {
 }
 
 fn check(
-    subject: &Subject<'_>,
+    subject: &Judged<'_>,
     windows: &Windows,
     state: &[u32],
     len: usize,

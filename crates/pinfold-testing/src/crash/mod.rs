@@ -30,15 +30,18 @@ use std::time::Instant;
 
 use contents::Contents;
 use driver::{Plan, drive};
-pub use options::{Failure, Fault, Options, Report};
+pub use options::{CrashFailure, CrashOptions, CrashReport, DiskFault};
 
 /// Runs the seeds; `progress` is called after each.
 ///
 /// # Errors
 /// What went wrong first.
-pub fn run(options: &Options, mut progress: impl FnMut(&Report)) -> Result<Report, Failure> {
+pub fn run(
+    options: &CrashOptions,
+    mut progress: impl FnMut(&CrashReport),
+) -> Result<CrashReport, CrashFailure> {
     let since = Instant::now();
-    let mut report = Report::default();
+    let mut report = CrashReport::default();
     for seed in (options.seed..).take(usize::try_from(options.seeds).unwrap_or(usize::MAX)) {
         report.add(one(seed, options.fault)?);
         progress(&report);
@@ -49,23 +52,23 @@ pub fn run(options: &Options, mut progress: impl FnMut(&Report)) -> Result<Repor
     Ok(report)
 }
 
-fn one(seed: u64, fault: Option<Fault>) -> Result<Report, Failure> {
+fn one(seed: u64, fault: Option<DiskFault>) -> Result<CrashReport, CrashFailure> {
     let mut random = fastrand::Rng::with_seed(seed);
     let plan = Plan::new(seed, fault, &mut random);
     let ended = catch_unwind(AssertUnwindSafe(|| drive_and_judge(plan, &mut random)));
     let ended = ended.unwrap_or_else(|_| Err("a panic".to_owned()));
-    ended.map_err(|what| Failure { seed, repeats: plan.repeats(), what })
+    ended.map_err(|what| CrashFailure { seed, repeats: plan.repeats(), what })
 }
 
-fn drive_and_judge(plan: Plan, random: &mut fastrand::Rng) -> Result<Report, String> {
+fn drive_and_judge(plan: Plan, random: &mut fastrand::Rng) -> Result<CrashReport, String> {
     let contents = Arc::new(Mutex::new(Contents::new()));
     let (subjects, operations) = drive(plan, random, &contents)?;
-    let mut report = Report { seeds: 1, operations, ..Report::default() };
+    let mut report = CrashReport { seeds: 1, operations, ..CrashReport::default() };
     for subject in subjects {
         let (name, alignment) = (&subject.name[..], subject.alignment);
         let steps = &subject.recorder.steps();
         let versions = &subject.history.into_versions();
-        let subject = judge::Subject { name, alignment, steps, versions };
+        let subject = judge::Judged { name, alignment, steps, versions };
         report.add(judge::judge(&subject, &mut contents.lock().unwrap(), random)?);
     }
     Ok(report)

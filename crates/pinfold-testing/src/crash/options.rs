@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What a run is asked for. It ends with the first of these ends.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CrashOptions {
     /// The first seed; the others follow it.
     pub seed: u64,
     /// How many seeds.
@@ -13,12 +13,12 @@ pub struct Options {
     /// For how long.
     pub time: Option<Duration>,
     /// What the source does wrong, to see that it is noticed.
-    pub fault: Option<Fault>,
+    pub fault: Option<DiskFault>,
 }
 
 /// What a source may do wrong, in one of some calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// A sync says that it has succeeded, and has done nothing.
     SyncLies,
     /// A write says that it has succeeded, and has done nothing.
@@ -31,7 +31,7 @@ pub enum Fault {
 
 /// What a run has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CrashReport {
     /// Runs of a cache of their own.
     pub seeds: u64,
     /// Calls of the cache.
@@ -42,8 +42,8 @@ pub struct Report {
     pub states: u64,
 }
 
-impl Report {
-    pub(super) fn add(&mut self, other: Report) {
+impl CrashReport {
+    pub(super) fn add(&mut self, other: CrashReport) {
         self.seeds += other.seeds;
         self.operations += other.operations;
         self.steps += other.steps;
@@ -53,7 +53,7 @@ impl Report {
 
 /// What went wrong first.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct CrashFailure {
     /// With this seed.
     pub seed: u64,
     /// Each run with the seed is the same; not if several threads of it wrote at once.
@@ -62,9 +62,9 @@ pub struct Failure {
     pub what: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CrashFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { seed, repeats, what } = self;
+        let CrashFailure { seed, repeats, what } = self;
         write!(f, "seed {seed}: {what}")?;
         if *repeats {
             return Ok(());
@@ -73,4 +73,4 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CrashFailure {}

@@ -10,20 +10,20 @@ use std::time::Duration;
 use pinfold::source::{Source, SourceIdentity};
 
 use super::contents::{Contents, SECTOR, Sector};
-use super::options::Fault;
+use super::options::DiskFault;
 
 /// Numbers what happens, in its order: in all files and threads of a run.
 #[derive(Debug, Default)]
-pub(super) struct Clock(AtomicU64);
+pub(super) struct Ticks(AtomicU64);
 
-impl Clock {
+impl Ticks {
     pub(super) fn tick(&self) -> u64 {
         self.0.fetch_add(1, Ordering::SeqCst)
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub(super) enum DiskStep {
     /// What the sectors have afterwards that it touches.
     Write {
         offset: usize,
@@ -42,7 +42,7 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) struct Recorded {
     pub(super) at: u64,
-    pub(super) step: Step,
+    pub(super) step: DiskStep,
 }
 
 /// How the source behaves.
@@ -57,14 +57,14 @@ pub(super) struct Behaviour {
     pub(super) failure_loses: bool,
     /// A sync takes some time, in which others write.
     pub(super) slow: bool,
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<DiskFault>,
 }
 
 #[derive(Debug)]
 pub(super) struct Recorder {
     name: String,
     behaviour: Behaviour,
-    clock: Arc<Clock>,
+    clock: Arc<Ticks>,
     contents: Arc<Mutex<Contents>>,
     state: Mutex<State>,
 }
@@ -88,7 +88,7 @@ impl Recorder {
         name: String,
         live: Vec<u8>,
         behaviour: Behaviour,
-        (clock, contents): (Arc<Clock>, Arc<Mutex<Contents>>),
+        (clock, contents): (Arc<Ticks>, Arc<Mutex<Contents>>),
     ) -> Self {
         let state = Mutex::new(State { live, ..State::default() });
         Recorder { name, behaviour, clock, contents, state }
@@ -104,7 +104,7 @@ impl Recorder {
     pub(super) fn steps(&self) -> Vec<Recorded> {
         let mut steps = self.state.lock().unwrap().steps.clone();
         let offset = |it: &Recorded| match it.step {
-            Step::Write { offset, .. } => Some(offset),
+            DiskStep::Write { offset, .. } => Some(offset),
             _ => None,
         };
         for run in steps.chunk_by_mut(|one, next| offset(one).is_some() && offset(next).is_some()) {
@@ -121,7 +121,7 @@ impl Recorder {
         fastrand::Rng::with_seed(word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).u64(..)
     }
 
-    fn strikes(&self, fault: Fault, drawn: u64) -> bool {
+    fn strikes(&self, fault: DiskFault, drawn: u64) -> bool {
         self.behaviour.fault == Some(fault) && (drawn >> 32).is_multiple_of(FAULT_ONE_IN)
     }
 }
@@ -150,7 +150,7 @@ impl State {
         self.live.resize(self.live.len().max(end), 0);
         self.live[offset..end].copy_from_slice(bytes);
         let contents = sectors.map(|n| contents.number(&self.sector(n))).collect();
-        let step = Step::Write { offset, bytes: bytes.len(), contents };
+        let step = DiskStep::Write { offset, bytes: bytes.len(), contents };
         self.steps.push(Recorded { at, step });
     }
 
@@ -193,11 +193,11 @@ impl Source for Recorder {
         // A write that fails may have come to its middle.
         let sectors = buf.len().div_ceil(SECTOR) as u64;
         let mut part = if fails { (drawn >> 20) % sectors * SECTOR as u64 } else { u64::MAX };
-        if self.strikes(Fault::WriteLost, drawn) {
+        if self.strikes(DiskFault::WriteLost, drawn) {
             part = 0;
-        } else if self.strikes(Fault::WriteTorn, drawn) {
+        } else if self.strikes(DiskFault::WriteTorn, drawn) {
             part = (drawn >> 20) % sectors * SECTOR as u64;
-        } else if self.strikes(Fault::WriteMisplaced, drawn) {
+        } else if self.strikes(DiskFault::WriteMisplaced, drawn) {
             offset_bytes += SECTOR;
         }
         let part = part.min(buf.len() as u64) as usize;
@@ -221,7 +221,7 @@ impl Source for Recorder {
         state.live.resize(bytes, 0);
         drop(state.old.split_off(&(bytes / SECTOR)));
         let at = self.clock.tick();
-        state.steps.push(Recorded { at, step: Step::SetLen(bytes) });
+        state.steps.push(Recorded { at, step: DiskStep::SetLen(bytes) });
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl Source for Recorder {
         let mut state = self.state.lock().unwrap();
         state.syncs += 1;
         let drawn = self.draw(&state, u64::MAX);
-        if self.strikes(Fault::SyncLies, drawn) {
+        if self.strikes(DiskFault::SyncLies, drawn) {
             return Ok(());
         }
         let at = self.clock.tick();
@@ -241,11 +241,11 @@ impl Source for Recorder {
             if lost {
                 state.lose(fastrand::Rng::with_seed(drawn));
             }
-            state.steps.push(Recorded { at, step: Step::SyncFailed { lost } });
+            state.steps.push(Recorded { at, step: DiskStep::SyncFailed { lost } });
             return Err(failed());
         }
         state.old.clear();
-        state.steps.push(Recorded { at, step: Step::Sync });
+        state.steps.push(Recorded { at, step: DiskStep::Sync });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Mutants of writing that `pinfold crash` finds, each by its first thousand seeds.
 
-use pinfold_testing::crash::{Options, run};
+use pinfold_testing::crash::{CrashOptions, run};
 
 use crate::again::again;
 
@@ -29,7 +29,7 @@ const CAUGHT: &[&str] = &[
 #[test]
 #[ignore = "one process of the other tests"]
 fn child() {
-    let options = Options { seed: 1, seeds: SEEDS, time: None, fault: None };
+    let options = CrashOptions { seed: 1, seeds: SEEDS, time: None, fault: None };
     if let Err(failure) = run(&options, |_| ()) {
         println!("found: {failure}");
         // Threads of the cache may hang.

@@ -127,8 +127,7 @@ impl Global {
 const LINK_NONE: u32 = u32::MAX;
 
 bitflags! {
-    /// There is none for "up to date", which an even version says, nor for "dirty", which only the
-    /// index's marks say (`index::Mark`).
+    /// There is none for "up to date", which an even version says.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
         /// A read that finds this flag starts reading ahead.
@@ -145,6 +144,9 @@ bitflags! {
         const WRITTEN = 1 << 5;
         /// A hollow folio whose pages may be one huge page: it is not split.
         const HUGE = 1 << 6;
+        /// The index's mark `Dirty` is set, which is the truth: this only spares a writer the look.
+        /// Changes under the mapping's `change` mutex.
+        const DIRTY = 1 << 7;
     }
 }
 

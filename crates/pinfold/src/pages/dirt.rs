@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Result};
+use crate::frames::{Flags, FrameNumber};
 use crate::index::{FolioAt, Mark, PAGES_END};
 use crate::pages::core::{Core, Held};
 use crate::pages::mapping::{Changing, Mapping};
@@ -28,14 +29,22 @@ fn pages_of(folio: FolioAt) -> i64 {
     1 << folio.order
 }
 
-/// The folio that has `page`, whose bytes have changed.
-pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, page: u64) {
+/// The folio at `head`, which has `page`, and whose bytes have changed.
+pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, head: FrameNumber, page: u64) {
+    let frame = core.frames.frame(head);
+    if frame.flags().contains(Flags::DIRTY) {
+        return;
+    }
     let mut writer = changing.writer(&core.nodes);
     let is_lost = || {
         mutant::on(Mutant::DirtUnmarked)
             || mutant::on(Mutant::RedirtLost) && writer.is_marked(page, Mark::Writeback)
     };
-    if is_lost() || writer.set_mark(page, Mark::Dirty) != Some(true) {
+    if is_lost() {
+        return;
+    }
+    frame.set_flags(Flags::DIRTY);
+    if writer.set_mark(page, Mark::Dirty) != Some(true) {
         return;
     }
     // It was not dirty.
@@ -62,11 +71,12 @@ pub(crate) fn begin<'a>(
     while begun.len() < most && left > 0 {
         let mut writer = changing.writer(&core.nodes);
         let Some(folio) = writer.next_marked(from..pages.end, Mark::Dirty) else { break };
+        core.frames.frame(folio.frame).clear_flags(Flags::DIRTY);
         writer.clear_mark(folio.page, Mark::Dirty);
         writer.set_mark(folio.page, Mark::Writeback);
         drop(writer);
         let Some(held) = core.hold_under_change(folio.frame) else {
-            make_dirty(core, &mut changing, folio.page);
+            make_dirty(core, &mut changing, folio.frame, folio.page);
             let (path, page) = (mapping.path.clone(), folio.page);
             drop(changing);
             let pages = begun.first().map_or(page, |(first, _)| first.page)..page;
@@ -84,7 +94,7 @@ pub(crate) fn begin<'a>(
 pub(crate) fn again(core: &Core, mapping: &Mapping, pages: Range<u64>) {
     if !mutant::on(Mutant::FailedStaysWritten) {
         each_written(core, mapping, pages, |changing, folio| {
-            make_dirty(core, changing, folio.page);
+            make_dirty(core, changing, folio.frame, folio.page);
         });
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Result};
-use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
+use crate::frames::{FrameNumber, Identity, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::index::{FolioAt, Mark, PAGES_END};
 use crate::pages::core::Core;
 use crate::pages::fill::{self, For};
@@ -67,9 +67,10 @@ impl Means<'_> {
 }
 
 /// Without the mutex.
+#[inline]
 fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
-    drop(woken);
     if let Some(old) = old {
+        drop(woken);
         freeze::let_go(core, &[old]);
         freeze::collect(core);
     }
@@ -83,14 +84,16 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
     // Ends: each further turn follows the end of a fill, an eviction, or a wait that is bounded.
     loop {
         let mut changing = mapping.change();
-        let Some(folio) = changing.writer(&core.nodes).folio(page) else {
+        let Some(head) = changing.head(page) else {
             drop(changing);
             match make(handle, bytes, offset)? {
                 0 => continue,
                 written => return Ok(written),
             }
         };
-        let frame = core.frames.frame(folio.frame);
+        let frame = core.frames.frame(head);
+        let Identity { index, order, .. } = frame.identity();
+        let folio = FolioAt { page: index, order: order.get().into(), frame: head };
         if frame.is_changing() {
             drop(changing);
             drop(fill::get(handle, page, 1)?);

@@ -224,7 +224,7 @@ fn land_written(core: &Core, mapping: &Mapping, filling: &Filling, end: u64) -> 
         // No slot has shown it.
         frame.change_end_by_count();
         if !mutant::on(Mutant::MadeUndirtied) {
-            dirt::make_dirty(core, &mut changing, filling.page);
+            dirt::make_dirty(core, &mut changing, filling.head, filling.page);
         }
         if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
             core.counters.count(Event::Refault);

@@ -59,6 +59,7 @@ pub(crate) fn change(
     store: impl FnOnce(*mut u8),
 ) -> Result<Replaced, Obstacle> {
     let frame = core.frames.frame(folio.frame);
+    let mut head = folio.frame;
     let replaced = match freeze_unseen(core, folio.frame) {
         Ok(()) => {
             store(core.frames.address(folio.frame));
@@ -80,11 +81,12 @@ pub(crate) fn change(
                 *copy = Some(new);
                 return Err(Obstacle::Pinned);
             }
+            head = new;
             replace(core, changing, folio, new, length, store)
         }
     };
     if replaced.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
-        dirt::make_dirty(core, changing, folio.page);
+        dirt::make_dirty(core, changing, head, folio.page);
     }
     Ok(replaced)
 }

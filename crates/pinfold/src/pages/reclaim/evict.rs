@@ -3,6 +3,7 @@
 //! written. For what is outside of the arena, `pages/outside.rs` is called.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
@@ -15,6 +16,7 @@ use crate::index::FolioAt;
 use crate::mapped::{Leaving, PieceTurns};
 use crate::pages::core::Core;
 use crate::pages::freeze::{self, Candidates, InUse, To};
+use crate::pages::mapping::Mapping;
 use crate::pages::outside::{Outside, WriteWhen};
 use crate::pages::residency::Candidate;
 
@@ -219,11 +221,13 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, when: Wri
         }
     }
 
-    // 9. Tell the policy which folios stay, and why. Dirty ones that cannot be written for now must
-    //    not stand before what is clean again and again: they are as good as pinned.
+    // 9. Tell the policy which folios stay, and why. Dirty ones of files, until a sync, and those
+    //    that cannot be written for now must not stand before what is clean again and again: they
+    //    are as good as pinned.
     for (folio, why) in stayed {
         let mapping = || batch.mappings.iter().find(|it| it.id == folio.identity.mapping);
-        let lasts = why == InUse::NotClean && mapping().is_some_and(|it| core.stays_dirty(it));
+        let stays = |it: &Arc<Mapping>| !core.is_outside(it) || core.stays_dirty(it);
+        let lasts = why == InUse::NotClean && mapping().is_some_and(stays);
         let answer = if lasts { Answer::Pinned } else { why.answer() };
         core.residency.stays(&core.frames, sweep, folio.head, answer);
     }

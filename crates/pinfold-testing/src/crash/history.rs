@@ -76,6 +76,8 @@ impl History {
         versions.now[offset..end].copy_from_slice(bytes);
         let sectors = offset / SECTOR..end.div_ceil(SECTOR);
         self.push(&mut versions, sectors.clone(), by);
+        // Beyond the end, the file reaches to there first.
+        self.push_len(&mut versions, |old| old.max(offset), by);
         self.push_len(&mut versions, |old| old.max(end), by);
         sectors
     }
@@ -102,8 +104,8 @@ impl History {
             let all = versions.sectors[sector].iter_mut().rev();
             all.take_while(|it| it.ended == u64::MAX).for_each(|it| it.ended = ended);
         }
-        let len = versions.lens.last_mut().expect("the first");
-        len.ended = len.ended.min(ended);
+        let lens = versions.lens.iter_mut().rev();
+        lens.take_while(|it| it.ended == u64::MAX).for_each(|it| it.ended = ended);
     }
 
     /// After a call that has failed: the bytes from `offset` on, as they are read, and the length.

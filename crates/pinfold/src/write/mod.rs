@@ -20,9 +20,11 @@ mod out;
 mod piece;
 pub(crate) mod sync;
 
+use std::cell::Cell;
+
 use crate::base::mutant::{self, Mutant};
 use crate::base::wait;
-use crate::error::{Cause, Result};
+use crate::error::{Cause, ErrorKind, Result};
 use crate::frames::PAGE_BYTES;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::{Mapping, check_len};
@@ -51,14 +53,19 @@ pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
     let _appending = mapping.written.appending.lock();
     sync::make_room(handle)?;
     sync::settle_length_due(mapping)?;
+    let place = Cell::new(None);
     // Wakers are the program's: they run when the lock is released.
-    let (offset, rest) = wait::together(|| {
-        let _resizing = mapping.resizing.lock();
-        let offset = mapping.len_bytes();
-        check_end(handle, offset, bytes.len())?;
-        let (first, rest) = first_chunk(handle, bytes, offset);
-        write_chunk(handle, first, offset).map(|()| (offset, rest))
-    })?;
+    let write_first = || {
+        wait::together(|| {
+            let _resizing = mapping.resizing.lock();
+            let offset = place.get().unwrap_or_else(|| mapping.len_bytes());
+            check_end(handle, offset, bytes.len())?;
+            place.set(Some(offset));
+            let (first, rest) = first_chunk(handle, bytes, offset);
+            write_chunk(handle, first, offset).map(|()| (offset, rest))
+        })
+    };
+    let (offset, rest) = or_after_a_sync(handle, write_first)?;
     write_chunks(handle, rest, offset + (bytes.len() - rest.len()) as u64)?;
     Ok(offset)
 }
@@ -89,18 +96,30 @@ fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
         let (chunk, behind) = first_chunk(handle, rest, at);
         let end = at + chunk.len() as u64;
         if end <= mapping.len_bytes() {
-            write_chunk(handle, chunk, at)?;
+            or_after_a_sync(handle, || write_chunk(handle, chunk, at))?;
         } else {
             sync::settle_length_due(mapping)?;
             // As in `append`.
-            wait::together(|| {
-                let _resizing = mapping.resizing.lock();
-                write_chunk(handle, chunk, at)
-            })?;
+            let write = || {
+                wait::together(|| {
+                    let _resizing = mapping.resizing.lock();
+                    write_chunk(handle, chunk, at)
+                })
+            };
+            or_after_a_sync(handle, write)?;
         }
         (at, rest) = (end, behind);
     }
     Ok(())
+}
+
+/// Writes once more if memory was full, and something of it can be made clean.
+#[inline]
+fn or_after_a_sync<T>(handle: &Handle, write: impl Fn() -> Result<T>) -> Result<T> {
+    match write() {
+        Err(error) if error.kind() == ErrorKind::NoMemory && sync::make_clean(handle)? => write(),
+        written => written,
+    }
 }
 
 /// The caller holds `resizing` if the file becomes longer.

@@ -155,6 +155,15 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
     fullest(core, &[]).map_or(Ok(()), |file| sync(core, &file, true))
 }
 
+/// Syncs the file, or the one that has the most to be synced. False: there is none.
+#[cold]
+pub(super) fn make_clean(handle: &Handle) -> Result<bool> {
+    let (core, mapping) = (&handle.core, &handle.mapping);
+    let has = mapping.written.unsynced_pages() > 0;
+    let file = if has { Some(mapping.clone()) } else { fullest(core, &[]) };
+    file.map_or(Ok(false), |file| sync(core, &file, true).map(|()| true))
+}
+
 /// The file that has the most to be synced, but for these.
 fn fullest(core: &Core, but: &[u32]) -> Option<Arc<Mapping>> {
     let files = core.mappings.all().into_iter();

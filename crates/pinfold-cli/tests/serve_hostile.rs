@@ -441,8 +441,8 @@ fn a_client_whose_connection_waits_for_a_close() {
     use std::os::fd::AsFd;
     let said = |name: &str| std::env::var(format!("PINFOLD_TEST_{name}"));
     let Ok(socket) = said("SOCKET") else { return }; // started by hand
-    let [server, at] = ["SERVER", "AT"].map(|name| said(name).unwrap().parse().unwrap());
-    let server = Pid::from_raw(server as i32).unwrap();
+    let server = Pid::from_raw(said("SERVER").unwrap().parse().unwrap()).unwrap();
+    let at = said("AT").unwrap().parse().unwrap();
     let uffd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let lingers = lingering_at(said("LISTENER").unwrap().parse().unwrap());
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -456,8 +456,7 @@ fn a_client_whose_connection_waits_for_a_close() {
     send(&stream, " ", &[&null, &null, &lingers]);
     drop(lingers);
     rustix::process::kill_process(server, Signal::CONT).unwrap();
-    let closes = said("CLOSES").is_ok();
-    if closes {
+    if said("CLOSES").is_ok() {
         drop(stream);
     }
     println!("it is done");

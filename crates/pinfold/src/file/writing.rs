@@ -18,7 +18,7 @@ use crate::write;
 /// take them, or to sync, they stay in the cache, and the next sync gives them to the source again:
 /// all that was written since the last good sync. A disk that was full for a while loses nothing.
 ///
-/// The bytes of one folio change at once: readers see all of a write there, or nothing. Guards and
+/// The bytes of one page change at once: readers see all of a write there, or nothing. Guards and
 /// borrows keep the bytes that they were made with. A page of a file that was written to lately is
 /// borrowed by a count, until a sync.
 ///

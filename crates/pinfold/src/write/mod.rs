@@ -14,7 +14,8 @@
 //! 3. for each folio (`piece.rs`): change it, if it is cached; make it, if none of its old bytes
 //!    are needed; else bring it, and change it then.
 //!
-//! The bytes of one folio change at once. Who reads several may see some before and some after.
+//! The bytes of one page change at once, and mostly those of one folio. Who reads more may see some
+//! before the write and some after it.
 
 mod out;
 mod piece;

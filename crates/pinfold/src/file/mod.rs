@@ -548,8 +548,10 @@ impl Drop for File {
 }
 
 fn close(core: &Core, mapping: &Mapping) {
+    let mut tried = false;
     let closed = core.mappings.drop_handle(mapping, false).or_else(|| {
         write::sync::before_last_drop(core, mapping);
+        tried = true;
         core.mappings.drop_handle(mapping, true)
     });
     let Closed { for_good, source } = closed.expect("it was tried to sync");
@@ -557,8 +559,11 @@ fn close(core: &Core, mapping: &Mapping) {
     let is_device = mapping.is_of_system() && mapping.read_under().is_none();
     let was_last = source.is_some();
     if for_good || (was_last && (is_device || source.is_deleted())) {
-        // What could not be written before goes, too: nobody can open it any more.
-        freeze::discard(core, mapping, 0..PAGES_END);
+        freeze::drop_clean(core, mapping, 0..PAGES_END);
+        if tried {
+            // What could not be written goes, too: nobody can open it any more.
+            freeze::discard(core, mapping, 0..PAGES_END);
+        }
     } else if was_last && !mapping.is_of_system() {
         // The source may never answer. Whoever opens the file again has a source that does.
         freeze::drop_on_their_way(core, mapping);

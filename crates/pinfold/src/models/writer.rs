@@ -30,9 +30,9 @@ pub(super) fn write_word(model: &Model, page: u64, word: u64) {
     let changed = freeze::change(core, &mut changing, folio, length, &mut copy, store);
     let replaced = changed.expect("nobody has pinned it");
     drop(changing);
-    drop(replaced.woken);
-    if let Some(old) = replaced.old {
-        freeze::let_go(core, &[old]);
+    if let Some(replaced) = replaced {
+        drop(replaced.woken);
+        freeze::let_go(core, &[replaced.old]);
     }
     if let Some(copy) = copy {
         core.put(copy);

@@ -199,8 +199,12 @@ impl Backing {
         self.file().is_some_and(|file| file.is_deleted())
     }
 
-    /// Carries out all writes at once, and waits for their ends: the result of each.
+    /// Carries out all writes at once, and waits for their ends: the result of each. One that is
+    /// alone is made in this thread.
     pub(crate) fn write_all(&self, writes: &[(u64, Vec<Extent<'_>>)]) -> Vec<io::Result<()>> {
+        if let [(offset, extents)] = writes {
+            return vec![if extents.is_empty() { Ok(()) } else { self.write(*offset, extents) }];
+        }
         let (tell, told) = mpsc::channel();
         let request = |(n, (offset, extents)): (usize, &(u64, Vec<Extent<'_>>))| {
             if extents.is_empty() {
@@ -231,12 +235,23 @@ impl Backing {
         results
     }
 
+    fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+        let source = self.open_source()?;
+        self.write_by(extent::total_bytes(extents), || source.write_extents_at(offset, extents))
+    }
+
+    fn write_by(&self, bytes: usize, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let _call = self.engine.begin_call();
+        let since = Instant::now();
+        let written = guarded("a write", write).map(|()| bytes);
+        self.meter.write.count(since.elapsed(), bytes, &written);
+        written.map(drop)
+    }
+
     /// Writes the last bytes of the source, from the start of a page on.
     pub(crate) fn write_tail(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let source = self.open_source()?;
-        let _call = self.engine.begin_call();
-        let since = Instant::now();
-        let written = guarded("a write", || match self.file() {
+        self.write_by(bytes.len(), || match self.file() {
             Some(file) => file.write_tail(offset, bytes),
             None if source.alignment() == 1 => source.write_at(offset, bytes),
             None => {
@@ -249,11 +264,7 @@ impl Backing {
                 }
                 source.set_len(offset + bytes.len() as u64)
             }
-        });
-        let counted = written.as_ref().map(|()| bytes.len());
-        let counted = counted.map_err(|cause| cause.kind().into());
-        self.meter.write.count(since.elapsed(), bytes.len(), &counted);
-        written
+        })
     }
 
     pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {

@@ -67,13 +67,11 @@ impl Means<'_> {
 }
 
 /// Without the mutex.
-#[inline]
+#[cold]
 fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
-    if let Some(old) = old {
-        drop(woken);
-        freeze::let_go(core, &[old]);
-        freeze::collect(core);
-    }
+    drop(woken);
+    freeze::let_go(core, &[old]);
+    freeze::collect(core);
 }
 
 /// Writes some of `bytes`, at least one, and returns how many.
@@ -127,7 +125,9 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         drop(changing);
         match changed {
             Ok(replaced) => {
-                let_go(core, replaced);
+                if let Some(replaced) = replaced {
+                    let_go(core, replaced);
+                }
                 return Ok(part.len());
             }
             Err(obstacle) => means.overcome(obstacle, page)?,
@@ -232,7 +232,7 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
         let folio = changing.writer(&core.nodes).folio(page);
         let folio = folio.filter(|it| it.page << PAGE_SHIFT < end);
         let behind = folio.map_or(end.div_ceil(PAGE_BYTES as u64), FolioAt::end)..PAGES_END;
-        let mut changed = Ok(Replaced::default());
+        let mut changed = Ok(None);
         if let Some(folio) = folio {
             let frame = core.frames.frame(folio.frame);
             if frame.is_changing() {
@@ -262,7 +262,9 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
         freeze::let_go_of_all(core, &gone);
         match changed {
             Ok(replaced) => {
-                let_go(core, replaced);
+                if let Some(replaced) = replaced {
+                    let_go(core, replaced);
+                }
                 return Ok(());
             }
             Err(obstacle) => means.overcome(obstacle, page)?,

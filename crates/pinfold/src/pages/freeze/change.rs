@@ -32,11 +32,11 @@ pub(crate) enum Obstacle {
     Pinned,
 }
 
-/// The folio whose place a changed copy has taken, if one has.
-#[derive(Debug, Default)]
-#[must_use = "nobody has let go of the old folio"]
+/// The folio whose place a changed copy has taken.
+#[derive(Debug)]
+#[must_use = "nobody has let go of it"]
 pub(crate) struct Replaced {
-    pub(crate) old: Option<FrameNumber>,
+    pub(crate) old: FrameNumber,
     pub(crate) woken: Woken,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn change(
     length: Length,
     copy: &mut Option<FrameNumber>,
     store: impl FnOnce(*mut u8),
-) -> Result<Replaced, Obstacle> {
+) -> Result<Option<Replaced>, Obstacle> {
     let frame = core.frames.frame(folio.frame);
     let mut head = folio.frame;
     let replaced = match freeze_unseen(core, folio.frame) {
@@ -67,7 +67,7 @@ pub(crate) fn change(
             users::end_grant(frame);
             frame.change_end_by_count();
             frame.count.thaw(1);
-            Replaced::default()
+            None
         }
         Err(InUse::Pinned) => return Err(Obstacle::Pinned),
         Err(_) => {
@@ -82,7 +82,7 @@ pub(crate) fn change(
                 return Err(Obstacle::Pinned);
             }
             head = new;
-            replace(core, changing, folio, new, length, store)
+            Some(replace(core, changing, folio, new, length, store))
         }
     };
     if replaced.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
@@ -160,7 +160,7 @@ fn replace(
         old.forget_identity();
         new.change_end_by_count();
     }
-    Replaced { old: Some(folio.frame), woken: core.waiters.wake_later(new_head.0) }
+    Replaced { old: folio.frame, woken: core.waiters.wake_later(new_head.0) }
 }
 
 /// Lets slots show the folio of `page` again, if it is clean and nobody uses it.

@@ -85,7 +85,7 @@ pub(crate) fn change(
             Some(replace(core, changing, folio, new, length, store))
         }
     };
-    if replaced.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
+    if replaced.is_none() || !mutant::on(Mutant::CopyUndirtied) {
         dirt::make_dirty(core, changing, head, folio.page);
     }
     Ok(replaced)

@@ -15,6 +15,7 @@ use crate::pages::dirt;
 use crate::pages::failures::Failed;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
+use crate::pages::written::FileUse;
 use crate::source::{self, Extent, Reading, Request, Truncated};
 
 /// Who wants what is filled.
@@ -51,7 +52,7 @@ pub(crate) struct FillBatch {
     core: Arc<Core>,
     mapping: Arc<Mapping>,
     folios: VecDeque<Filling>,
-    /// What the source had before it was read: it may grow meanwhile.
+    /// What the source of a file that is written to had before it was read: it may grow meanwhile.
     source_bytes: u64,
     /// What was read ahead leaves no error.
     wanted: For,
@@ -61,7 +62,9 @@ pub(crate) struct FillBatch {
 impl FillBatch {
     pub(crate) fn new(reader: &Handle, wanted: For) -> Self {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
-        let source_bytes = mapping.written.source_bytes();
+        // Others may cut what is not written to here: then a short read is an error.
+        let is_ours = mapping.written.is_claimed(FileUse::Written);
+        let source_bytes = if is_ours { mapping.written.source_bytes() } else { u64::MAX };
         FillBatch { core, mapping, folios: VecDeque::new(), source_bytes, wanted, failed: None }
     }
 

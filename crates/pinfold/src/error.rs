@@ -59,8 +59,8 @@ pub enum ErrorKind {
     /// The source or the swap failed or panicked, a deadline passed, or no thread of the cache was
     /// free for a future (both [`TimedOut`](io::ErrorKind::TimedOut)). The next read tries again.
     Read,
-    /// The source failed to take bytes that were written, or to make them durable: a full disk, for
-    /// example. They stay in the cache. The next sync gives them to the source again.
+    /// The source failed to take bytes that were written, or a length, or to make them durable: a full
+    /// disk, for example. They stay in the cache. The next sync gives them to the source again.
     Write,
     /// The budget is full of memory that cannot be evicted, and no read of the cache ended for two
     /// seconds, or for thirty while reads were under way. Drop guards and pins, or try later. The
@@ -162,7 +162,7 @@ impl Cause {
             Cause::BadSource { .. } | Cause::TooLong { .. } => ErrorKind::Unsupported,
             Cause::SourceChanged { .. } => ErrorKind::Changed,
             Cause::Read { .. } | Cause::Length { .. } | Cause::SwapRead { .. } => ErrorKind::Read,
-            Cause::Write { .. } | Cause::Sync { .. } => ErrorKind::Write,
+            Cause::Write { .. } | Cause::Sync { .. } | Cause::SetLength { .. } => ErrorKind::Write,
             Cause::NoMemory { .. } => ErrorKind::NoMemory,
             Cause::OwnMemory { cause, .. } => cause.kind(),
             Cause::TooManyFiles { .. }
@@ -252,6 +252,7 @@ impl Cause {
             | Cause::Read { cause, .. }
             | Cause::Write { cause, .. }
             | Cause::Sync { cause, .. }
+            | Cause::SetLength { cause, .. }
             | Cause::Length { cause, .. }
             | Cause::BadSource { cause, .. }
             | Cause::Map { cause, .. }

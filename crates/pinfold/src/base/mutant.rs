@@ -383,6 +383,8 @@ mutants! {
     /// A new length can be seen before pages of the old one have left the maps.
     LengthBeforeMaps,
 
+    /// Who meets a folio that a writer leaves alone, as it is pinned, is not woken.
+    PinnedWakesNobody,
     /// A slot may show a folio whose guards are counted.
     BorrowByCount,
     /// A folio that was changed is not marked.

@@ -68,9 +68,10 @@ pub(crate) enum Cause {
     /// The source failed or panicked, or took only a part. The bytes stay in the cache.
     #[error("cannot write {bytes} bytes at {offset} of {}: {cause}", path.display())]
     Write { path: PathBuf, offset: u64, bytes: u64, cause: Arc<io::Error> },
-    /// As above; or its length was not set.
-    #[error("cannot {what} {}: {cause}", path.display())]
-    Sync { path: PathBuf, what: String, cause: Arc<io::Error> },
+    #[error("cannot sync {}: {cause}", path.display())]
+    Sync { path: PathBuf, cause: Arc<io::Error> },
+    #[error("cannot set the length of {} to {len_bytes} bytes: {cause}", path.display())]
+    SetLength { path: PathBuf, len_bytes: u64, cause: Arc<io::Error> },
     #[error("cannot write to {}: {why}", path.display())]
     NotWritable { path: PathBuf, why: &'static str },
     #[error(

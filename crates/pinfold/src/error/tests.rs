@@ -88,7 +88,9 @@ errors! {
     Cause::Write { .. } =
         Cause::Write { path: path(), offset: PLACE, bytes: 2, cause: cause() } => Write, Place;
     Cause::Sync { .. } =
-        Cause::Sync { path: path(), what: "sync".into(), cause: cause() } => Write, File;
+        Cause::Sync { path: path(), cause: cause() } => Write, File;
+    Cause::SetLength { .. } =
+        Cause::SetLength { path: path(), len_bytes: 1, cause: cause() } => Write, File;
     Cause::NotWritable { .. } =
         Cause::NotWritable { path: path(), why: "it was opened for reading" } => Invalid, File;
     Cause::WriteHeld { .. } =

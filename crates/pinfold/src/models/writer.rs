@@ -2,10 +2,11 @@
 //! shipped readers. `docs/borrow.md` explains the rules.
 
 use super::borrowed::reader;
-use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
+use super::{Model, PAGE, RACE, holds_and_catches, holds_and_catches_within, race, word};
+use crate::access::pin;
 use crate::base::mutant::Mutant;
 use crate::frames::{Order, PAGE_SHIFT, bytes};
-use crate::pages::freeze::{self, Length};
+use crate::pages::freeze::{self, Length, Obstacle};
 
 /// The word of a page after it is written.
 fn written(page: u64) -> u64 {
@@ -16,8 +17,12 @@ fn write(model: &Model, page: u64) {
     write_word(model, page, written(page));
 }
 
-/// Writes a page of the first file that is a cached folio of its own.
+/// Writes a page of the first file that is a cached folio of its own, and not pinned.
 pub(super) fn write_word(model: &Model, page: u64, word: u64) {
+    try_write(model, page, word).expect("nobody has pinned it");
+}
+
+fn try_write(model: &Model, page: u64, word: u64) -> Result<(), Obstacle> {
     let (core, mapping) = (&*model.core, &*model.files[0].mapping);
     let mut copy = Some(core.frames.alloc(Order::MIN).expect("room for a copy"));
     let mut changing = mapping.change();
@@ -28,15 +33,15 @@ pub(super) fn write_word(model: &Model, page: u64, word: u64) {
     };
     let length = Length::Reaches((page + 1) << PAGE_SHIFT);
     let changed = freeze::change(core, &mut changing, folio, length, &mut copy, store);
-    let replaced = changed.expect("nobody has pinned it");
     drop(changing);
-    if let Some(replaced) = replaced {
-        drop(replaced.woken);
-        freeze::let_go(core, &[replaced.old]);
-    }
     if let Some(copy) = copy {
         core.put(copy);
     }
+    if let Some(replaced) = changed? {
+        drop(replaced.woken);
+        freeze::let_go(core, &[replaced.old]);
+    }
+    Ok(())
 }
 
 /// Two pages of the first file, and two more frames.
@@ -98,6 +103,23 @@ fn write_both(model: &Model) {
     write(model, 1);
 }
 
+/// Writes a page that somebody holds.
+fn write_held(model: &Model) {
+    let held = model.files[0].get(0);
+    let _ = try_write(model, 0, written(0));
+    drop(held);
+}
+
+fn pin_and_hold(model: &Model) {
+    let pinned = pin::try_pin(&model.files[0], 0..PAGE);
+    hold_one(model);
+    drop(pinned);
+}
+
+fn pinned_meanwhile() {
+    race(&one_page(), write_held, pin_and_hold);
+}
+
 fn borrowed() {
     race(&one_page(), write_one, borrow_one);
 }
@@ -132,6 +154,11 @@ fn bytes_do_not_change_under_a_borrow() {
     ];
     holds_and_catches(borrowed, &mutants);
     holds_and_catches(borrowed_again, &[(Mutant::BorrowByCount, RACE)]);
+}
+
+#[test]
+fn who_meets_a_pinned_folio_that_a_writer_leaves_alone_goes_on() {
+    holds_and_catches_within(3, pinned_meanwhile, &[(Mutant::PinnedWakesNobody, "deadlock")]);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::base::wait::Waiters;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Error, Result};
-use crate::frames::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
-use crate::index::NodePool;
+use crate::frames::{Frame, FrameNumber, Frames, Identity, MAPPING_NONE, PAGE_SHIFT};
+use crate::index::{FolioAt, NodePool};
 use crate::mapped::MappedOfCache;
 use crate::options::{Options, Reference};
 use crate::pages::failures::Failures;
@@ -150,6 +150,14 @@ impl Core {
         self.frames.address(head)
     }
 
+    /// The folio that has `page`, perhaps on its way.
+    #[inline]
+    pub(crate) fn folio_at(&self, changing: &Changing<'_>, page: u64) -> Option<FolioAt> {
+        let head = changing.head(page)?;
+        let Identity { index, order, .. } = self.frames.frame(head).identity();
+        Some(FolioAt { page: index, order: order.get().into(), frame: head })
+    }
+
     /// Whether the bytes of the folio at `page` are elsewhere, too.
     pub(crate) fn is_clean(&self, changing: &mut Changing<'_>, page: u64) -> bool {
         if self.is_outside(changing.mapping()) {
@@ -160,7 +168,8 @@ impl Core {
 
     /// Takes the folio at `head`, whose version is odd, out of the index, and its identity away.
     pub(crate) fn remove(&self, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
-        let is_clean = changing.writer(&self.nodes).is_clean(page);
+        let all_clean = changing.mapping().written.unsynced_pages() == 0;
+        let is_clean = all_clean || changing.writer(&self.nodes).is_clean(page);
         let removed = changing.writer(&self.nodes).remove(page);
         if let Some(folio) = removed.filter(|_| !is_clean) {
             self.add_unsynced(changing.mapping(), -(folio.end() - folio.page).cast_signed());

@@ -101,8 +101,10 @@ impl ReadUnder {
 
     /// These contents were written here, after those.
     pub(crate) fn followed_by(self, contents: Contents) -> Self {
-        let settled = self.settled && contents.are_settled();
-        if self.is(&contents) { self } else { ReadUnder { contents, settled, ..self } }
+        if self.is(&contents) {
+            return self;
+        }
+        ReadUnder { contents, settled: self.settled && contents.are_settled(), ..self }
     }
 
     pub(crate) fn is(&self, contents: &Contents) -> bool {
@@ -412,8 +414,7 @@ impl Mappings {
         }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
-        let keeps = needs_sync && !for_good;
-        if keeps {
+        if needs_sync && !for_good {
             return Some(Closed { for_good, source: LetGo::default() });
         }
         mapping.written.forget_length();
@@ -431,6 +432,7 @@ impl Mappings {
         let source = (is_closed && !mapping.written.needs_sync()).then(|| mapping.backing.let_go());
         drop(table);
         drop(source);
+        self.retire(mapping);
     }
 
     /// If it has neither handles nor folios.

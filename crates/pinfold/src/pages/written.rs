@@ -2,8 +2,8 @@
 //! of folios are in `dirt.rs`.
 //!
 //! One thread at a time has the file's *turn*: to give bytes to the source and sync it, or to cut
-//! it. Syncs are numbered as they begin. A thread that waits for the turn leaves without it when a
-//! sync has succeeded that began after it came.
+//! it. Turns are numbered as they begin. A thread that waits for the turn to sync leaves without it
+//! when a sync has succeeded in a turn that began after it came.
 
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering};
@@ -34,9 +34,9 @@ pub(crate) struct WriteState {
 #[derive(Debug, Default)]
 struct SyncTurns {
     taken: bool,
-    /// The last sync that has begun.
+    /// The last one that has begun.
     begun: u64,
-    /// The last that has succeeded, and the last of metadata, too.
+    /// The last in which a sync has succeeded, and the last in which one of metadata has.
     succeeded: [u64; 2],
     /// What the source had when a sync began that has succeeded.
     durable_bytes: u64,
@@ -72,17 +72,12 @@ impl WriteState {
 
     /// False: there is another claim.
     pub(crate) fn claim(&self, claim: FileUse) -> bool {
-        // Relaxed, both: nothing but the claim itself depends on it.
-        let (none, claim) = (FileUse::None as u8, claim as u8);
-        let now = match self.claim.load(Ordering::Relaxed) {
-            now if now == none => {
-                let claimed =
-                    self.claim.compare_exchange(none, claim, Ordering::Relaxed, Ordering::Relaxed);
-                claimed.map_or_else(|other| other, |_| claim)
-            }
-            now => now,
-        };
-        now == claim
+        if self.is_claimed(FileUse::None) {
+            let (from, to) = (FileUse::None as u8, claim as u8);
+            // Relaxed, both: nothing but the claim itself depends on it.
+            let _ = self.claim.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.is_claimed(claim)
     }
 
     pub(crate) fn is_claimed(&self, claim: FileUse) -> bool {
@@ -146,11 +141,10 @@ impl WriteState {
         while turns.taken {
             turns = self.ended.wait(turns);
         }
-        turns.taken = true;
-        SyncTurn(self)
+        self.begin(&mut turns)
     }
 
-    /// Waits for the turn, and begins a sync; or until another one will do (`None`).
+    /// Waits for the turn, or until another thread's sync will do (`None`).
     pub(crate) fn turn_to_sync(&self, data_only: bool) -> Option<SyncTurn<'_>> {
         let mut turns = self.turns.lock();
         let came = turns.begun.saturating_sub(mutant::on(Mutant::SyncOfOthers).into());
@@ -160,31 +154,22 @@ impl WriteState {
                 return None;
             }
             if !turns.taken {
-                turns.taken = true;
-                turns.begun += 1;
-                return Some(SyncTurn(self));
+                return Some(self.begin(&mut turns));
             }
             turns = self.ended.wait(turns);
         }
     }
 
-    /// Waits for the turn, and begins a sync; or until `is_wanted` is false (`None`).
-    pub(crate) fn turn_to_begin(&self, is_wanted: impl Fn() -> bool) -> Option<SyncTurn<'_>> {
-        let mut turns = self.turns.lock();
-        while turns.taken {
-            turns = self.ended.wait(turns);
-        }
-        is_wanted().then(|| {
-            turns.taken = true;
-            turns.begun += 1;
-            SyncTurn(self)
-        })
+    fn begin(&self, turns: &mut SyncTurns) -> SyncTurn<'_> {
+        turns.taken = true;
+        turns.begun += 1;
+        SyncTurn(self)
     }
 }
 
 impl SyncTurn<'_> {
-    /// The source's sync has succeeded; `all`: and all that was to be given to it before was. After
-    /// one that has failed nobody knows what it has of what came since the last that succeeded.
+    /// Whether the source's sync has `succeeded`, and whether it had been given `all` before. After a
+    /// sync that has failed nobody knows what the source has of what came since the last good one.
     pub(crate) fn ends(self, data_only: bool, succeeded: bool, all: bool) {
         let mut turns = self.0.turns.lock();
         if !succeeded {

@@ -37,7 +37,7 @@ pub(super) struct Descriptor {
     /// If it is read directly, unless it was opened for direct I/O alone.
     pub(super) beside: Option<Beside>,
     /// Through which its last page is written, if it is written to directly.
-    pub(super) tail: OnceLock<OwnedFd>,
+    pub(super) tail: OnceLock<Box<Descriptor>>,
 }
 
 #[derive(Debug, Default)]
@@ -267,26 +267,18 @@ impl Descriptor {
             return self.transfer(Direction::Write, offset, &extents).map(drop);
         }
         self.check_writable()?;
-        check_file_end(offset + bytes.len() as u64)?;
         if self.tail.get().is_none() {
             match open_again(&self.fd, OFlags::RDWR) {
-                Ok(fd) => drop(self.tail.set(fd)),
+                Ok(fd) => {
+                    let tail = Descriptor { writable: true, ..Descriptor::of(fd, 1) };
+                    drop(self.tail.set(Box::new(tail)));
+                }
                 // Without /proc, or the right to open it: by whole blocks.
                 Err(_) => return self.write_block(offset, bytes),
             }
         }
-        let fd = self.tail.get().expect("it was set");
-        let (mut done, mut tries) = (0, TRIES_MAX);
-        // Ends: each turn writes a byte, or is one of a bounded number of tries.
-        while done < bytes.len() {
-            match rustix::io::pwrite(fd, &bytes[done..], offset + done as u64) {
-                Ok(0) => return Err(underlong(done, bytes.len())),
-                Ok(written) => done += written,
-                Err(Errno::INTR) if tries > 0 => tries -= 1,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+        let tail = self.tail.get().expect("it was set");
+        tail.transfer(Direction::Write, offset, &extents).map(drop)
     }
 
     /// As [`write_tail`](Self::write_tail), but after a crash the file may end with zeros.

@@ -53,20 +53,15 @@ pub(crate) fn append(handle: &Handle, bytes: &[u8]) -> Result<u64> {
     handle.core.check_owner()?;
     let _appending = mapping.written.appending.lock();
     sync::make_room(handle)?;
-    sync::settle_length_due(mapping)?;
+    // Where it was begun, if memory was full then.
     let place = Cell::new(None);
-    // Wakers are the program's: they run when the lock is released.
-    let write_first = || {
-        wait::together(|| {
-            let _resizing = mapping.resizing.lock();
-            let offset = place.get().unwrap_or_else(|| mapping.len_bytes());
-            check_end(handle, offset, bytes.len())?;
-            place.set(Some(offset));
-            let (first, rest) = first_chunk(handle, bytes, offset);
-            write_chunk(handle, first, offset).map(|()| (offset, rest))
-        })
-    };
-    let (offset, rest) = or_after_a_sync(handle, write_first)?;
+    let (offset, rest) = growing(handle, || {
+        let offset = place.get().unwrap_or_else(|| mapping.len_bytes());
+        check_end(handle, offset, bytes.len())?;
+        place.set(Some(offset));
+        let (first, rest) = first_chunk(handle, bytes, offset);
+        write_chunk(handle, first, offset).map(|()| (offset, rest))
+    })?;
     write_chunks(handle, rest, offset + (bytes.len() - rest.len()) as u64)?;
     Ok(offset)
 }
@@ -99,19 +94,23 @@ fn write_chunks(handle: &Handle, bytes: &[u8], offset: u64) -> Result<()> {
         if end <= mapping.len_bytes() {
             or_after_a_sync(handle, || write_chunk(handle, chunk, at))?;
         } else {
-            sync::settle_length_due(mapping)?;
-            // As in `append`.
-            let write = || {
-                wait::together(|| {
-                    let _resizing = mapping.resizing.lock();
-                    write_chunk(handle, chunk, at)
-                })
-            };
-            or_after_a_sync(handle, write)?;
+            growing(handle, || write_chunk(handle, chunk, at))?;
         }
         (at, rest) = (end, behind);
     }
     Ok(())
+}
+
+/// A write that makes the file longer, under `resizing`.
+fn growing<T>(handle: &Handle, write: impl Fn() -> Result<T>) -> Result<T> {
+    let mapping = &handle.mapping;
+    sync::settle_length_due(mapping)?;
+    // Wakers are the program's: they run when the lock is released.
+    let locked = || {
+        let _resizing = mapping.resizing.lock();
+        write()
+    };
+    or_after_a_sync(handle, || wait::together(locked))
 }
 
 /// Writes once more if memory was full, and something of it can be made clean.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Result};
-use crate::frames::{FrameNumber, Identity, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
+use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::index::{FolioAt, Mark, PAGES_END};
 use crate::pages::core::Core;
 use crate::pages::fill::{self, For};
@@ -47,14 +47,18 @@ impl Means<'_> {
     #[cold]
     fn overcome(&mut self, obstacle: Obstacle, page: u64) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
-        if let Obstacle::Used(order) = obstacle {
-            self.give_back();
-            let got = reclaim::allocate(core, order, true).map_err(|why| why.of(mapping, page))?;
-            self.copy = got.map(|(head, _)| head);
-            if got.is_some_and(|(_, got)| got == order) {
-                return Ok(());
+        match obstacle {
+            Obstacle::Pinned(woken) => drop(woken),
+            Obstacle::Used(order) => {
+                self.give_back();
+                let got = reclaim::allocate(core, order, true);
+                let got = got.map_err(|why| why.of(mapping, page))?;
+                self.copy = got.map(|(head, _)| head);
+                if got.is_some_and(|(_, got)| got == order) {
+                    return Ok(());
+                }
+                self.give_back();
             }
-            self.give_back();
         }
         let patience = self.patience.get_or_insert_with(|| Patience::new(core));
         if patience.has_lasted(core, false) {
@@ -82,16 +86,14 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
     // Ends: each further turn follows the end of a fill, an eviction, or a wait that is bounded.
     loop {
         let mut changing = mapping.change();
-        let Some(head) = changing.head(page) else {
+        let Some(folio) = core.folio_at(&changing, page) else {
             drop(changing);
             match make(handle, bytes, offset)? {
                 0 => continue,
                 written => return Ok(written),
             }
         };
-        let frame = core.frames.frame(head);
-        let Identity { index, order, .. } = frame.identity();
-        let folio = FolioAt { page: index, order: order.get().into(), frame: head };
+        let frame = core.frames.frame(folio.frame);
         if frame.is_changing() {
             drop(changing);
             drop(fill::get(handle, page, 1)?);
@@ -102,10 +104,9 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
             reach(handle, offset)?;
             continue;
         }
-        let at = (offset - (folio.page << PAGE_SHIFT)) as usize;
-        let room = frame.order().bytes() - at;
-        let part = &bytes[..bytes.len().min(room)];
-        let is_large = frame.order().get() > WRITTEN_WHOLE && part.len() < frame.order().bytes();
+        let (at, order) = ((offset - (folio.page << PAGE_SHIFT)) as usize, frame.order());
+        let part = &bytes[..bytes.len().min(order.bytes() - at)];
+        let is_large = order.get() > WRITTEN_WHOLE && part.len() < order.bytes();
         if is_large && may_split && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
             match split(core, changing, folio) {
                 Ok(going_on) => changing = going_on,
@@ -163,14 +164,12 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     let (page, end) = (offset >> PAGE_SHIFT, offset + bytes.len() as u64);
     let begin = page << PAGE_SHIFT;
     // Of what the source does not have, the rest is zeros. Else the write must cover whole pages.
-    let source_bytes = || handle.mapping.written.source_bytes();
-    let pages_end = if begin >= source_bytes() {
-        end.div_ceil(PAGE_BYTES as u64)
-    } else if begin == offset {
-        end >> PAGE_SHIFT
-    } else {
-        page
+    let new_end = || match handle.mapping.written.source_bytes() {
+        source_bytes if begin >= source_bytes => end.div_ceil(PAGE_BYTES as u64),
+        _ if begin == offset => end >> PAGE_SHIFT,
+        _ => page,
     };
+    let pages_end = new_end();
     if pages_end <= page {
         drop(fill::get(handle, page, 1)?);
         return Ok(0);
@@ -181,8 +180,7 @@ fn make(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     }
     // From here on nobody writes the page, and a cut drops the folios. Before, it may have been
     // written, and have left memory; or the file was cut.
-    let is_new = pages_end == end >> PAGE_SHIFT && begin == offset || begin >= source_bytes();
-    if !is_new || handle.mapping.len_bytes() < offset {
+    if new_end() < pages_end || handle.mapping.len_bytes() < offset {
         batch.finish(Err(source::refusal()), false);
         return reach(handle, offset).map(|()| 0);
     }
@@ -229,7 +227,7 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
             Length::IsCut(new) => new,
         };
         let page = end >> PAGE_SHIFT;
-        let folio = changing.writer(&core.nodes).folio(page);
+        let folio = core.folio_at(&changing, page);
         let folio = folio.filter(|it| it.page << PAGE_SHIFT < end);
         let behind = folio.map_or(end.div_ceil(PAGE_BYTES as u64), FolioAt::end)..PAGES_END;
         let mut changed = Ok(None);

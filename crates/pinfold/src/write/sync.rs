@@ -8,14 +8,13 @@
 //! 3. the source's sync. Nothing is given to it meanwhile;
 //! 4. if that has succeeded, what is written is clean; if it has failed, all of it is dirty again.
 
-use std::io;
 use std::sync::Arc;
 
 use super::out;
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::threads;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Result};
 use crate::frames::PAGE_SHIFT;
 use crate::index::{Mark, PAGES_END};
 use crate::pages::core::Core;
@@ -23,7 +22,7 @@ use crate::pages::dirt;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
-use crate::pages::written::SyncTurn;
+use crate::pages::written::{FileUse, SyncTurn};
 use crate::source::Contents;
 
 /// What is not clean may take this part of the budget, and one file this part of that in any case.
@@ -35,13 +34,11 @@ const NOT: u64 = 0;
 const BEHIND: u64 = 1;
 const FAILED: u64 = 2;
 
-pub(crate) fn error(mapping: &Mapping, what: &str, cause: io::Error) -> Error {
-    let (path, what, cause) = (mapping.path.clone(), what.to_owned(), Arc::new(cause));
-    Cause::Sync { path, what, cause }.into()
-}
-
 pub(crate) fn sync(core: &Core, mapping: &Mapping, data_only: bool) -> Result<()> {
     core.check_owner()?;
+    if !mapping.written.is_claimed(FileUse::Written) {
+        return Ok(()); // nothing was written
+    }
     // Step 1.
     let Some(turn) = mapping.written.turn_to_sync(data_only) else { return Ok(()) };
     sync_now(core, mapping, data_only, turn)
@@ -64,7 +61,9 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
     }
     // Steps 3 and 4. After an error, too: the rest becomes durable, and may leave memory.
     let synced = early.unwrap_or_else(|| mapping.backing.sync(data_only));
-    let synced = synced.map_err(|cause| error(mapping, "sync", cause));
+    let path = || mapping.path.clone();
+    let synced =
+        synced.map_err(|cause| Cause::Sync { path: path(), cause: Arc::new(cause) }.into());
     if synced.is_err() && !mutant::on(Mutant::SyncFailedIsClean) {
         dirt::again(core, mapping, 0..PAGES_END);
     } else {
@@ -105,7 +104,10 @@ pub(super) fn set_source_len(mapping: &Mapping, len_bytes: u64) -> Result<()> {
     if set.is_ok() || len_bytes <= mapping.len_bytes() {
         mapping.written.length_set(len_bytes, set.is_err());
     }
-    set.map_err(|cause| error(mapping, &format!("set to {len_bytes} bytes"), cause))
+    set.map_err(|cause| {
+        let (path, cause) = (mapping.path.clone(), Arc::new(cause));
+        Cause::SetLength { path, len_bytes, cause }.into()
+    })
 }
 
 /// Before the file becomes longer: bytes of the source that were cut off must not come back.
@@ -147,12 +149,12 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
     if !is_full(unsynced_pages(core)) {
         return Ok(());
     }
-    if own() > 0 {
-        let turn = mapping.written.turn_to_begin(|| is_full(unsynced_pages(core)));
-        return turn.map_or(Ok(()), |turn| sync_now(core, mapping, true, turn));
+    if own() == 0 {
+        return make_clean(handle).map(drop); // those of others must make room
     }
-    // Its own file has nothing: those of others must make room.
-    fullest(core, &[]).map_or(Ok(()), |file| sync(core, &file, true))
+    let turn = mapping.written.turn();
+    // Others may have made room meanwhile.
+    if is_full(unsynced_pages(core)) { sync_now(core, mapping, true, turn) } else { Ok(()) }
 }
 
 /// Syncs the file, or the one that has the most to be synced. False: there is none.

@@ -734,9 +734,5 @@ const MUTANTS: &[(&str, &str)] = &[
 #[cfg(feature = "mutants")]
 #[test]
 fn each_fails_with_its_mutant() {
-    for (name, mutant) in MUTANTS {
-        let mut test = crate::again::again(module_path!(), name);
-        test.env("PINFOLD_MUTANT", mutant);
-        assert!(!test.output().unwrap().status.success(), "{name} does not fail with {mutant}");
-    }
+    crate::caught::each_is_caught(module_path!(), MUTANTS, 1);
 }

@@ -7,6 +7,8 @@
 
 #[path = "../support/again.rs"]
 mod again;
+#[path = "../support/caught.rs"]
+mod caught;
 #[path = "../support/patterned.rs"]
 mod patterned;
 #[path = "../support/subject.rs"]

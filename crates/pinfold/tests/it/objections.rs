@@ -530,15 +530,7 @@ const MUTANTS: &[(&str, &str)] = &[
 #[cfg(feature = "mutants")]
 #[test]
 fn each_fails_with_its_answer_taken_away() {
-    for (name, mutant) in MUTANTS {
-        // Ends: a race that is not met is tried again, some times.
-        let caught = (0..10).any(|_| {
-            let mut test = again(module_path!(), name);
-            test.env("PINFOLD_MUTANT", mutant);
-            !test.output().unwrap().status.success()
-        });
-        assert!(caught, "{name} does not fail with {mutant}");
-    }
+    crate::caught::each_is_caught(module_path!(), MUTANTS, 10);
 }
 
 // ---- one file, one mapping ----

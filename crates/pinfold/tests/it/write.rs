@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
-use pinfold::source::{Memory, Source};
+use pinfold::source::{Memory, Source, SourceIdentity};
 use pinfold::{Cache, ErrorKind, File, FileOptions, Options};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 
@@ -18,35 +18,47 @@ fn on_disk() -> tempfile::TempDir {
 
 const TO_WRITE: FileOptions = FileOptions { direct: None, write: true, create: true };
 
-/// Whole blocks only, as of a device that the program implements.
-#[derive(Debug, Default)]
-struct Blocks(Memory);
+/// Another source, for a part of what that can do.
+#[derive(Debug)]
+struct Over {
+    inner: Arc<dyn Source>,
+    /// Whole blocks of so many bytes only, as of a device.
+    block_bytes: usize,
+    /// It can be attached again by this name.
+    key: Option<&'static str>,
+    writable: bool,
+}
 
-impl Source for Blocks {
+impl Source for Over {
+    fn identity(&self) -> Option<SourceIdentity> {
+        self.key.map(|key| SourceIdentity { key: key.into(), version: String::new() })
+    }
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.read_at(offset, buf)
+        self.inner.read_at(offset, buf)
     }
     fn is_writable(&self) -> bool {
-        true
+        self.writable
     }
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        assert!(offset.is_multiple_of(512) && buf.len().is_multiple_of(512));
-        self.0.write_at(offset, buf)
+        assert!(self.writable, "it is for reading");
+        let whole = |bytes: u64| bytes.is_multiple_of(self.block_bytes as u64);
+        assert!(whole(offset) && whole(buf.len() as u64));
+        self.inner.write_at(offset, buf)
     }
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_len(bytes)
+        self.inner.set_len(bytes)
     }
     fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.0.sync(data_only)
+        self.inner.sync(data_only)
     }
     fn len_bytes(&self) -> io::Result<u64> {
-        self.0.len_bytes()
+        self.inner.len_bytes()
     }
     fn alignment(&self) -> usize {
-        512
+        self.block_bytes
     }
     fn kind(&self) -> Cow<'static, str> {
-        "blocks".into()
+        "over another".into()
     }
 }
 
@@ -151,9 +163,11 @@ fn sources_are_what_was_written() {
         let memory = Arc::new(Memory::default());
         let file = cache.attach("memory", memory.clone()).unwrap();
         random_operations(&file, seed, || memory.to_vec());
-        let blocks = Arc::new(Blocks::default());
-        let file = cache.attach("blocks", blocks.clone()).unwrap();
-        random_operations(&file, seed, || blocks.0.to_vec());
+        let memory = Arc::new(Memory::default());
+        let inner = memory.clone();
+        let blocks = Over { inner, block_bytes: 512, key: None, writable: true };
+        let file = cache.attach("blocks", Arc::new(blocks)).unwrap();
+        random_operations(&file, seed, || memory.to_vec());
     }
 }
 
@@ -569,49 +583,22 @@ fn the_source_becomes_as_long_as_the_file() {
     assert_same(&memory.to_vec(), &all_of(&file), "what the file has, zeros included");
 }
 
-/// An object that can be attached again, for reading or for writing.
-#[derive(Debug)]
-struct Object(Arc<Faulty>, bool);
-
-impl Source for Object {
-    fn identity(&self) -> Option<pinfold::source::SourceIdentity> {
-        Some(pinfold::source::SourceIdentity { key: "object".into(), version: String::new() })
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.read_at(offset, buf)
-    }
-    fn is_writable(&self) -> bool {
-        self.1
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        assert!(self.1, "it is for reading");
-        self.0.write_at(offset, buf)
-    }
-    fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_len(bytes)
-    }
-    fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.0.sync(data_only)
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.len_bytes()
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "object".into()
-    }
-}
-
 #[test]
 fn what_the_last_handle_could_not_write_is_written_later() {
     for how in 0..3 {
         let (source, memory) = faulty(fails(Operation::Write, When::Always, 28));
         let cache = Cache::new(Options::new(4 << 20)).unwrap();
-        let file = cache.attach("object", Arc::new(Object(source.clone(), true))).unwrap();
+        let attach = |writable| {
+            let (inner, key) = (source.clone(), Some("object"));
+            let object = Over { inner, block_bytes: 1, key, writable };
+            cache.attach("object", Arc::new(object)).unwrap()
+        };
+        let file = attach(true);
         file.write_at(&[7; 5000], 0).unwrap();
         drop(file);
         assert_eq!(cache.stats().dirty_bytes, 2 * PAGE, "it stays");
         assert_eq!(cache.sync().unwrap_err().kind(), ErrorKind::Write);
-        let again = cache.attach("object", Arc::new(Object(source.clone(), how == 1))).unwrap();
+        let again = attach(how == 1);
         assert_same(&all_of(&again), &[7; 5000], "opened again");
         source.heal();
         match how {
@@ -727,6 +714,34 @@ fn a_length_that_was_set_is_synced() {
     assert_eq!(source.counts().syncs, 2, "the last handle syncs");
 }
 
+#[test]
+fn a_file_that_nobody_writes_to_needs_no_source_that_syncs() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let inner = Arc::new(Faulty::new(Arc::new(Memory::default())));
+    inner.add(fails(Operation::Sync, When::Always, 5));
+    let reads = Over { inner, block_bytes: 1, key: None, writable: false };
+    let file = cache.attach("for reading", Arc::new(reads)).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(file.set_len(1).unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_closed_file_whose_length_was_set_at_last_is_forgotten() {
+    let source = Arc::new(Faulty::new(Arc::new(Memory::new(vec![7; 5000]))));
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let (inner, key) = (source.clone(), Some("object"));
+    let object = Over { inner, block_bytes: 1, key, writable: true };
+    let file = cache.attach("object", Arc::new(object)).unwrap();
+    source.add(fails(Operation::SetLen, When::Always, 5));
+    let error = file.set_len(0).unwrap_err();
+    assert!(error.to_string().contains("to 0 bytes"), "{error}");
+    drop(file);
+    assert_eq!(cache.stats().files, 1, "its length is to be set");
+    source.heal();
+    cache.sync().unwrap();
+    assert_eq!((cache.stats().files, source.len_bytes().unwrap()), (0, 0));
+}
+
 /// Tests that fail with a mutant of `mutant.rs` on.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[
@@ -741,9 +756,5 @@ const MUTANTS: &[(&str, &str)] = &[
 #[cfg(feature = "mutants")]
 #[test]
 fn each_fails_with_its_mutant() {
-    for (name, mutant) in MUTANTS {
-        let mut test = crate::again::again(module_path!(), name);
-        test.env("PINFOLD_MUTANT", mutant);
-        assert!(!test.output().unwrap().status.success(), "{name} does not fail with {mutant}");
-    }
+    crate::caught::each_is_caught(module_path!(), MUTANTS, 1);
 }

@@ -16,6 +16,8 @@ use pinfold_testing::stress::{Options, Schedule, run};
 
 #[path = "../support/again.rs"]
 mod again;
+#[path = "../support/caught.rs"]
+mod caught;
 mod crash;
 #[path = "../it/foreign.rs"]
 mod foreign;
@@ -96,6 +98,7 @@ const ONE_OF_EACH: &[(&str, &str)] = &[
 
 /// Those that it cannot see, and why; the models and the index's own tests do.
 const UNSEEN: &[(&str, &str)] = &[
+    ("pinned-wakes-nobody", "it was not tried; the models see it"),
     ("sync-failed-is-clean", "sources here lose nothing when a sync fails; `write` sees it"),
     ("borrow-by-count", "met in less than a minute seldom; `write` and the models see it"),
     ("old-goes-late", "nobody here asks whether a guard is current; the models see it"),

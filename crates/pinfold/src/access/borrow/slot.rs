@@ -31,7 +31,6 @@ use crate::frames::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::pages::core::Held;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
-use crate::pages::written::FileUse;
 
 /// A page of a file, in place, announced in the thread's own slot. Made by
 /// [`File::borrow`](crate::File::borrow). Derefs to the page's bytes, which never change under the
@@ -208,9 +207,9 @@ impl Handle {
         reader: &'r Reader,
         wait: MayWait,
     ) -> Result<Option<Borrowed<'f, 'r>>> {
+        let (_, (frame, _)) = self.there(page);
         // A forked child takes no locks.
-        let may_lock = wait == MayWait::Yes && self.core.owner.is_here();
-        if may_lock && self.mapping.written.is_claimed(FileUse::Written) {
+        if frame.is_by_count() && wait == MayWait::Yes && self.core.owner.is_here() {
             freeze::open_to_borrows(&self.core, &mut self.mapping.change(), page);
         }
         let missing = || self.get_missing(page, wait);

@@ -229,17 +229,29 @@ fn land_written(core: &Core, mapping: &Mapping, filling: &Filling, end: u64) -> 
         if !mutant::on(Mutant::MadeUndirtied) {
             dirt::make_dirty(core, &mut changing, filling.head, filling.page);
         }
-        if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
-            core.counters.count(Event::Refault);
-        }
+        enter(core, mapping, filling.head);
     }
     drop(changing);
-    core.counters.count(Event::FillEnded);
-    core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());
-    core.waiters.wake(filling.head.0);
+    end_fill(core, mapping, filling);
     mapping.on_its_way.read_ended();
     core.pressure.progress();
     in_index
+}
+
+/// Tells the policy.
+fn enter(core: &Core, mapping: &Mapping, head: FrameNumber) {
+    if core.residency.insert(&core.frames, head, mapping.ghosts_of) {
+        core.counters.count(Event::Refault);
+    }
+}
+
+/// Step 5, without the mutex.
+fn end_fill(core: &Core, mapping: &Mapping, filling: &Filling) {
+    core.counters.count(Event::FillEnded);
+    core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());
+    if !mutant::on(Mutant::WakeFirst) {
+        core.waiters.wake(filling.head.0);
+    }
 }
 
 /// Step 4 for one folio, and the wake-up. `tell` is told its error, too, unless the folio was
@@ -269,9 +281,7 @@ fn land(
                 }
                 frame.change_end();
             }
-            if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
-                core.counters.count(Event::Refault);
-            }
+            enter(core, mapping, filling.head);
         }
         Err(error) if in_index => {
             match wanted_by {
@@ -293,12 +303,8 @@ fn land(
     }
     let failed = in_index && frame.is_changing();
     drop(changing);
-    core.counters.count(Event::FillEnded);
-    core.pressure.shares.fill_ends(&mapping.on_its_way, filling.order.frames());
     // Step 5.
-    if !mutant::on(Mutant::WakeFirst) {
-        core.waiters.wake(filling.head.0);
-    }
+    end_fill(core, mapping, filling);
     if failed {
         // The index's reference.
         if refused {

@@ -7,12 +7,13 @@
 //! 4. mark it dirty.
 //!
 //! If others read it in place, they keep the old bytes, and a copy takes its place:
-//! 1. make the old folio's version odd; if it is pinned by now, make it even, and give up;
+//! 1. make the old folio's version odd; if it is pinned by now, make it even, wake who met it
+//!    meanwhile, and give up;
 //! 2. the copy gets the bytes and what is known of their uses, and then the change, as above;
 //! 3. give it the identity, store it to the index, tell the policy; forget the old one's identity;
 //! 4. make the copy's version even: only now, so that no two are current; mark it dirty.
 //!
-//! The caller wakes the futures that met the copy, and lets go of the old folio, when it has
+//! The caller wakes the futures that met an odd version, and lets go of the old folio, when it has
 //! released the mutex. A pinned folio is not changed.
 
 use super::users::{self, InUse};
@@ -25,11 +26,12 @@ use crate::pages::dirt;
 use crate::pages::mapping::Changing;
 
 /// Why a folio was not changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Obstacle {
     /// It is in use: a copy is needed, a folio of this order.
     Used(Order),
-    Pinned,
+    /// With who met it while its version was odd.
+    Pinned(Woken),
 }
 
 /// The folio whose place a changed copy has taken.
@@ -69,7 +71,7 @@ pub(crate) fn change(
             frame.count.thaw(1);
             None
         }
-        Err(InUse::Pinned) => return Err(Obstacle::Pinned),
+        Err(InUse::Pinned) => return Err(Obstacle::Pinned(Woken::default())),
         Err(_) => {
             let fits = |new: &mut FrameNumber| core.frames.frame(*new).order() == frame.order();
             let new = copy.take_if(fits).ok_or(Obstacle::Used(frame.order()))?;
@@ -79,7 +81,9 @@ pub(crate) fn change(
             if is_pinned(frame) {
                 frame.change_end();
                 *copy = Some(new);
-                return Err(Obstacle::Pinned);
+                let wakes = !mutant::on(Mutant::PinnedWakesNobody);
+                let woken = wakes.then(|| core.waiters.wake_later(folio.frame.0));
+                return Err(Obstacle::Pinned(woken.unwrap_or_default()));
             }
             head = new;
             Some(replace(core, changing, folio, new, length, store))

@@ -70,9 +70,7 @@ impl Gone {
     /// Step 5: no lock may be held, but within [`together`](crate::base::wait::together), as this
     /// wakes futures. Returns the bytes dropped.
     pub(crate) fn let_go(self, core: &Core) -> u64 {
-        for gone in self.folios.chunks(BATCH) {
-            users::let_go(core, gone);
-        }
+        let_go_of_all(core, &self.folios);
         users::collect(core);
         core.pressure.progress();
         self.bytes
@@ -220,7 +218,6 @@ pub(crate) fn drop_within(
 }
 
 /// Step 5 for any number of folios.
-#[cfg(not(loom))]
 pub(crate) fn let_go_of_all(core: &Core, gone: &[FrameNumber]) {
     for gone in gone.chunks(BATCH) {
         users::let_go(core, gone);

@@ -24,9 +24,9 @@ mod together;
 mod users;
 
 pub(crate) use change::{Length, Obstacle, Replaced, change, open_to_borrows};
-pub(crate) use drop::{discard, drop_clean, drop_on_their_way, resize};
 #[cfg(not(loom))]
-pub(crate) use drop::{drop_within, let_go_of_all};
+pub(crate) use drop::drop_within;
+pub(crate) use drop::{discard, drop_clean, drop_on_their_way, let_go_of_all, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use split::split;
 pub(crate) use together::{Candidates, To};

@@ -42,8 +42,8 @@ pub struct Error(Arc<Cause>);
 #[non_exhaustive]
 pub enum ErrorKind {
     /// What was asked for is never possible: an option without sense, a range that is empty,
-    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache, writing to
-    /// a file that was opened for reading.
+    /// reversed or beyond the largest file offset (2^63 - 1), something of another cache, writing
+    /// to a file that was opened for reading.
     Invalid,
     /// The file ends before the page or range. Stop there, or [refresh](crate::File::refresh) it.
     BeyondEnd,
@@ -59,8 +59,8 @@ pub enum ErrorKind {
     /// The source or the swap failed or panicked, a deadline passed, or no thread of the cache was
     /// free for a future (both [`TimedOut`](io::ErrorKind::TimedOut)). The next read tries again.
     Read,
-    /// The source failed to take bytes that were written, or a length, or to make them durable: a full
-    /// disk, for example. They stay in the cache. The next sync gives them to the source again.
+    /// The source failed to take bytes that were written, or a length, or to make them durable: a
+    /// full disk, for example. They stay in the cache. The next sync gives them to the source again.
     Write,
     /// The budget is full of memory that cannot be evicted, and no read of the cache ended for two
     /// seconds, or for thirty while reads were under way. Drop guards and pins, or try later. The

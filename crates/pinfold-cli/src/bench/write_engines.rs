@@ -36,7 +36,7 @@ pub trait Writer {
     /// All of `bytes`.
     fn write(&self, bytes: &[u8], offset: u64) -> Result<()>;
 
-    /// The same, where the file ends.
+    /// Behind the end of the file.
     fn append(&self, bytes: &[u8], end: u64) -> Result<()> {
         self.write(bytes, end)
     }
@@ -152,7 +152,7 @@ pub enum Engine {
     Memory(Memory),
     /// System calls, every worker on a descriptor of its own.
     Pwrite(PathBuf),
-    /// The same past the kernel's cache.
+    /// `pwrite` past the kernel's cache.
     Direct(PathBuf),
     /// A mapping.
     Mmap(Mapped),

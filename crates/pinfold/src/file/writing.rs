@@ -45,16 +45,16 @@ impl File {
     ///
     /// Cost for a page that is cached: the file's mutex, a look-up, an atomic operation on the
     /// folio's line and the copy. The first write of a page that is clean finds out who borrows it,
-    /// by a membarrier. If somebody holds the folio, it is copied. A file that is read directly, and
-    /// ends inside a page, has one more descriptor once its last page was written.
+    /// by a membarrier. If somebody holds the folio, it is copied. A file that is read directly and
+    /// ends inside a page has one more descriptor once its last page was written.
     ///
     /// # Errors
     /// After an error any part of `bytes` may have been written. [`ErrorKind::Invalid`] if the file
-    /// was opened for reading, or is a block device and would become longer; [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096;
-    /// [`ErrorKind::Busy`] if its bytes are pinned, or a large folio that is
-    /// in use cannot be copied, for two seconds (thirty while reads are under way);
-    /// [`ErrorKind::Write`] if too much waits to be synced, and that fails; otherwise as
-    /// [`read_at`](Self::read_at).
+    /// was opened for reading, or is a block device and would become longer;
+    /// [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096; [`ErrorKind::Busy`] if its
+    /// bytes are pinned, or a large folio that is in use cannot be copied, for two seconds (thirty
+    /// while reads are under way); [`ErrorKind::Write`] if too much waits to be synced, and that
+    /// fails; otherwise as [`read_at`](Self::read_at).
     ///
     /// ```
     /// use pinfold::{Cache, FileOptions, Options};
@@ -96,7 +96,8 @@ impl File {
     }
 
     /// Returns when all is durable that was written, by any handle, before the call: bytes, and the
-    /// length. Threads that call this at the same time share one sync.
+    /// length. Threads that call this at the same time share one sync. Of a file that was never
+    /// written to or opened for writing, it does nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Write`]: not all of it is. It stays in the cache; the next sync tries again.

@@ -56,8 +56,8 @@ pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, head: FrameNu
     }
 }
 
-/// The next dirty folios of `pages`, at most `most` and of at most `bytes`: they are written from
-/// here on. As long as the references are kept, who changes a folio changes a copy.
+/// The next dirty folios of `pages`, at most `most` of them, and of about `most_pages`: from here on
+/// they are written. As long as the references are kept, who changes one changes a copy.
 pub(crate) fn begin<'a>(
     core: &'a Core,
     mapping: &Mapping,

@@ -215,8 +215,8 @@ fn quick<const KIND: u8>(seek: FolioWanted<'_>) -> Option<PinnedRun> {
     {
         return None;
     }
-    // Before a longer length is stored, the folio at the old end is dropped, or has more bytes under
-    // another version. So either the version has changed, or it has all bytes up to this length.
+    // Before a longer length is stored, the folio at the old end is dropped, or gets more bytes by a
+    // new version. So either the version has changed, or it has all bytes up to this length.
     if end_byte > handle.mapping.len_bytes() {
         return None;
     }

@@ -103,7 +103,7 @@ const PARTS: [Part; 13] = [
     Part {
         name: "stress",
         what: "the stress, ten minutes of each schedule; in one of them another process rewrites \
-               the files",
+               the files; crashes, and ten thousand kills",
         long: true,
         needs: &[],
         run: stress,
@@ -316,6 +316,8 @@ fn stress(sh: &Shell) -> Result<()> {
         cmd!(sh, "cargo run --release --features bench -- {run...} {budget...}").run()?;
     }
     cmd!(sh, "cargo run --release --features bench -- crash --seconds 600").run()?;
+    let kill = ["crash", "--kill", "10000", "--dir", "target/tmp"];
+    cmd!(sh, "cargo run --release --features bench -- {kill...}").run()?;
     Ok(())
 }
 

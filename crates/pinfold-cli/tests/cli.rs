@@ -1037,6 +1037,19 @@ fn crash_says_what_it_did() {
 }
 
 #[test]
+fn crash_kills_processes() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let figures = json(&["crash", "--kill", "30", "--dir", dir, "--json", "-"]);
+    assert_eq!((&figures["bench"], &figures["kills"]), (&"crash-kill".into(), &30.into()));
+    assert!(figures["syncs"].as_u64() > Some(0), "{figures}");
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "its files are gone");
+    // A process that is not killed says what is wrong.
+    let alone = pinfold(&["crash", "--child", "/no/such/place"]).assert();
+    alone.code(1).stderr(contains("cannot open /no/such/place/file-0"));
+}
+
+#[test]
 fn crash_names_bad_input() {
     let refused = |args: &[&str], why: &'static str| {
         pinfold(&["crash"]).args(args).assert().code(1).stderr(contains(why));
@@ -1044,6 +1057,8 @@ fn crash_names_bad_input() {
     refused(&["--seconds", "0"], "--seconds 0: must be above 0");
     refused(&["--seconds", "nan"], "--seconds NaN: must be above 0");
     refused(&["--seeds", "0"], "--seeds 0: must be at least 1");
+    refused(&["--kill", "0"], "--kill 0: must be at least 1");
+    refused(&["--kill", "1", "--dir", "/no/such/place"], "cannot make a folder in /no/such/place");
     refused(&["--seed", "18446744073709551615", "--seeds", "2"], "--seed: too large a number");
     refused(&["--json", "/no/such/place"], "cannot write /no/such/place");
 }

@@ -144,6 +144,15 @@ pub(super) fn drive(
     Ok((subjects, operations))
 }
 
+/// Bytes that say where they were written, and when.
+pub(super) fn bytes_of(by: u32, range: Range<usize>) -> Vec<u8> {
+    let of = u64::from(by).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let words = (range.start / 8..range.end.div_ceil(8)).map(|n| (of ^ n as u64).to_le_bytes());
+    let bytes: Vec<u8> = words.flatten().collect();
+    let before = range.start % 8;
+    bytes[before..before + range.len()].to_vec()
+}
+
 struct Worker<'a> {
     run: &'a Run,
     id: usize,
@@ -260,20 +269,11 @@ impl<'a> Worker<'a> {
         Some(begin..end)
     }
 
-    /// Bytes that say where they were written, and when.
-    fn bytes(&self, range: Range<usize>) -> Vec<u8> {
-        let of = u64::from(self.by).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let words = (range.start / 8..range.end.div_ceil(8)).map(|n| (of ^ n as u64).to_le_bytes());
-        let bytes: Vec<u8> = words.flatten().collect();
-        let before = range.start % 8;
-        bytes[before..before + range.len()].to_vec()
-    }
-
     fn write(&mut self, n: usize) -> Result<()> {
         let _together = self.run.alone.read().unwrap();
         let Some(range) = self.own_range(n) else { return Ok(()) };
         let (file, subject) = (self.file(n), &self.run.subjects[n]);
-        let bytes = self.bytes(range.clone());
+        let bytes = bytes_of(self.by, range.clone());
         let sectors = subject.history.write(range.start, &bytes, self.by);
         let written = file.write_at(&bytes, range.start as u64);
         subject.history.ends(sectors);
@@ -295,7 +295,7 @@ impl<'a> Worker<'a> {
             let bytes = self.random.usize(..=len);
             return self.cut(n, bytes);
         }
-        let bytes = self.bytes(range.clone());
+        let bytes = bytes_of(self.by, range.clone());
         let sectors = subject.history.write(begin, &bytes, self.by);
         let file = self.file(n);
         let written = if appends {

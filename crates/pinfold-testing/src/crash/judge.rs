@@ -31,6 +31,11 @@ struct Windows {
 }
 
 impl Windows {
+    fn new(versions: &Versions) -> Self {
+        let sectors = vec![Window::default(); versions.sectors.len()];
+        Windows { sectors, len: Window::default(), syncs: 0 }
+    }
+
     /// Just before `time`.
     fn crash_at(&mut self, time: u64, versions: &Versions) {
         while let Some(sync) = versions.syncs.get(self.syncs).filter(|it| it.ended < time) {
@@ -57,8 +62,7 @@ pub(super) fn judge(
     let first: Vec<u32> = versions.sectors.iter().map(|it| it[0].value).collect();
     // A misplaced write may end behind all that the file ever had.
     let mut device = Device::new(first.len() + 1, &first, versions.lens[0].value);
-    let sectors = vec![Window::default(); first.len()];
-    let mut windows = Windows { sectors, len: Window::default(), syncs: 0 };
+    let mut windows = Windows::new(versions);
     let mut report = CrashReport { steps: subject.steps.len() as u64, ..CrashReport::default() };
     let mut state = Vec::new();
     let mut choices = Choices::default();
@@ -75,14 +79,16 @@ pub(super) fn judge(
                     of[n]
                 }));
                 report.states += 1;
-                check(subject, &windows, &state, len, contents).map_err(|what| {
-                    let steps = subject.steps.len();
-                    format!(
-                        "{}, a crash after {done} of {steps} writes, syncs and changes of the \
+                check(versions, subject.alignment, &windows, &state, len, contents).map_err(
+                    |what| {
+                        let steps = subject.steps.len();
+                        format!(
+                            "{}, a crash after {done} of {steps} writes, syncs and changes of the \
                          length, state {n} with {changes} of the changes of the length: {what}",
-                        subject.name
-                    )
-                })?;
+                            subject.name
+                        )
+                    },
+                )?;
             }
         }
         if let Some(next) = subject.steps.get(done) {
@@ -90,6 +96,18 @@ pub(super) fn judge(
         }
     }
     Ok(report)
+}
+
+/// Whether a file that has these `bytes` now is one that it may be.
+pub(super) fn judge_now(
+    versions: &Versions,
+    bytes: &[u8],
+    contents: &mut Contents,
+) -> Result<(), String> {
+    let mut windows = Windows::new(versions);
+    windows.crash_at(u64::MAX, versions);
+    let state = contents.numbers(bytes);
+    check(versions, 1, &windows, &state, bytes.len(), contents)
 }
 
 fn drawn_changes(device: &Device, random: &mut fastrand::Rng) -> Vec<usize> {
@@ -103,15 +121,15 @@ fn drawn_changes(device: &Device, random: &mut fastrand::Rng) -> Vec<usize> {
 }
 
 fn check(
-    subject: &Judged<'_>,
+    versions: &Versions,
+    alignment: usize,
     windows: &Windows,
     state: &[u32],
     len: usize,
     contents: &Contents,
 ) -> Result<(), String> {
-    let versions = subject.versions;
     let lens = windows.len.of(&versions.lens);
-    if !len_may_be(len, lens, subject.alignment) {
+    if !len_may_be(len, lens, alignment) {
         let may: Vec<String> = lens.iter().map(|it| it.value.to_string()).collect();
         let synced = synced(versions, windows, &lens[0]);
         return Err(format!("it has {len} bytes, and had since {synced}: {}", may.join(", ")));

@@ -13,12 +13,14 @@
 //! | `history.rs` | what the program has written and synced, and so what the file may be |
 //! | `judge.rs` | whether what a disk may have is what the file may be |
 //! | `driver.rs` | random calls of a cache |
+//! | `kill.rs` | processes that write to real files, and are killed |
 
 mod contents;
 mod device;
 mod driver;
 mod history;
 mod judge;
+mod kill;
 mod options;
 mod recorder;
 #[cfg(test)]
@@ -30,7 +32,8 @@ use std::time::Instant;
 
 use contents::Contents;
 use driver::{Plan, drive};
-pub use options::{CrashFailure, CrashOptions, CrashReport, DiskFault};
+pub use kill::{child, run_kills};
+pub use options::{CrashFailure, CrashOptions, CrashReport, DiskFault, KillOptions, KillReport};
 
 /// Runs the seeds; `progress` is called after each.
 ///
@@ -57,7 +60,8 @@ fn one(seed: u64, fault: Option<DiskFault>) -> Result<CrashReport, CrashFailure>
     let plan = Plan::new(seed, fault, &mut random);
     let ended = catch_unwind(AssertUnwindSafe(|| drive_and_judge(plan, &mut random)));
     let ended = ended.unwrap_or_else(|_| Err("a panic".to_owned()));
-    ended.map_err(|what| CrashFailure { seed, repeats: plan.repeats(), what })
+    let varies = (!plan.repeats()).then_some("Several threads wrote");
+    ended.map_err(|what| CrashFailure { seed, varies, what })
 }
 
 fn drive_and_judge(plan: Plan, random: &mut fastrand::Rng) -> Result<CrashReport, String> {

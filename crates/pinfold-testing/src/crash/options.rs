@@ -1,6 +1,7 @@
 //! What a run is asked for, and how it ended.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What a run is asked for. It ends with the first of these ends.
@@ -51,25 +52,57 @@ impl CrashReport {
     }
 }
 
+/// What a run of kills is asked for. It ends with the first of these ends.
+#[derive(Clone, Debug)]
+pub struct KillOptions {
+    /// The seed of the first process; the others follow it.
+    pub seed: u64,
+    /// How many processes.
+    pub kills: u64,
+    /// For how long.
+    pub time: Option<Duration>,
+    /// Where the files are, in folders that the run makes.
+    pub dir: PathBuf,
+    /// So many processes at a time.
+    pub jobs: usize,
+}
+
+/// What a run of kills has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KillReport {
+    /// Processes, of which all files were right.
+    pub kills: u64,
+    /// Calls of theirs that had returned.
+    pub calls: u64,
+    /// Those of them that were syncs.
+    pub syncs: u64,
+}
+
+impl KillReport {
+    pub(super) fn add(&mut self, other: KillReport) {
+        self.kills += other.kills;
+        self.calls += other.calls;
+        self.syncs += other.syncs;
+    }
+}
+
 /// What went wrong first.
 #[derive(Clone, Debug)]
 pub struct CrashFailure {
     /// With this seed.
     pub seed: u64,
-    /// Each run with the seed is the same; not if several threads of it wrote at once.
-    pub repeats: bool,
+    /// Why two runs with the seed may differ, if they may.
+    pub varies: Option<&'static str>,
     /// In words.
     pub what: String,
 }
 
 impl fmt::Display for CrashFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CrashFailure { seed, repeats, what } = self;
+        let CrashFailure { seed, varies, what } = self;
         write!(f, "seed {seed}: {what}")?;
-        if *repeats {
-            return Ok(());
-        }
-        write!(f, "\nSeveral threads wrote: it may take some runs of the seed to see it again.")
+        let Some(why) = varies else { return Ok(()) };
+        write!(f, "\n{why}: it may take some runs of the seed to see it again.")
     }
 }
 

@@ -9,6 +9,7 @@ mod mutants;
 mod packages;
 mod pin_counts;
 mod probes;
+mod programs;
 mod test;
 
 use anyhow::Result;
@@ -33,6 +34,7 @@ enum Command {
     Fresh(fresh::FreshArgs),
     Compare(compare::CompareArgs),
     Limits(limits::LimitsArgs),
+    Programs(programs::ProgramsArgs),
     /// Count instructions and cache lines of a pin, by folio and page by page; needs valgrind
     PinCounts,
 }
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
         Command::Fresh(args) => fresh::run(&sh, &args),
         Command::Compare(args) => compare::run(&sh, &args),
         Command::Limits(args) => limits::run(&sh, &args),
+        Command::Programs(args) => programs::run(&sh, &args),
         Command::PinCounts => pin_counts::run(&sh),
     }
 }
@@ -59,10 +62,12 @@ impl Command {
         match self {
             Command::Test(args) => args.needs(),
             Command::Limits(args) => args.needs(),
-            // `fresh` brings its own, once it knows that it may.
-            Command::Compare(_) | Command::Fresh(_) | Command::Modules(_) | Command::Mutants(_) => {
-                vec![]
-            }
+            // `fresh` brings its own, once it knows that it may; `programs` runs what is there.
+            Command::Compare(_)
+            | Command::Fresh(_)
+            | Command::Modules(_)
+            | Command::Mutants(_)
+            | Command::Programs(_) => vec![],
             Command::PinCounts => vec![Need::Valgrind],
         }
     }

@@ -16,6 +16,8 @@ pub(crate) enum Need {
     Valgrind,
     /// A compiler and an emulator for aarch64.
     Aarch64,
+    /// What runs on the file system of the example `fuse`; fsx is in no package.
+    Programs,
     /// Another Debian beside this one.
     Root,
 }
@@ -27,6 +29,7 @@ impl Need {
             Need::Probes => &["gdb"],
             Need::Valgrind => &["valgrind"],
             Need::Aarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
+            Need::Programs => &["fio", "fuse3", "git", "sqlite3", "stress-ng"],
             Need::Root => &["mmdebstrap"],
         }
     }

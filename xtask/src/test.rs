@@ -14,7 +14,7 @@ use serde_json::Value;
 use xshell::{Shell, cmd};
 
 use crate::packages::Need;
-use crate::{aarch64, modules, mutants, probes};
+use crate::{aarch64, modules, mutants, probes, programs};
 
 /// Run everything that has to pass: format, modules, lints, documentation, tests, models,
 /// tracepoints
@@ -42,7 +42,7 @@ struct Part {
 }
 
 /// Quick and strict parts first.
-const PARTS: [Part; 13] = [
+const PARTS: [Part; 14] = [
     Part {
         name: "lints",
         what: "format, floors of the modules, that each mutant is caught, clippy with all features and with none",
@@ -107,6 +107,14 @@ const PARTS: [Part; 13] = [
         long: true,
         needs: &[],
         run: stress,
+    },
+    Part {
+        name: "programs",
+        what: "fsx, fio, stress-ng, sqlite3 and git on a file system whose data goes through the \
+               cache",
+        long: true,
+        needs: &[Need::Programs],
+        run: |sh| programs::run(sh, &programs::ProgramsArgs::default()),
     },
     Part {
         name: "server-fuzz",

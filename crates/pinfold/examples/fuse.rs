@@ -15,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -51,7 +52,15 @@ not be changed by others meanwhile. Device files, extended attributes and holes 
   echo hello > /tmp/shown/new && cat ~/notes/new
   umount /tmp/shown                        # fusermount3 -u without root";
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    if let Err(why) = run() {
+        eprintln!("fuse: {why}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (mut paths, mut budget, mut uncached) = (Vec::new(), 64, false);
     let mut args = std::env::args_os().skip(1);
     while let Some(arg) = args.next() {

@@ -24,6 +24,8 @@ pub enum Operation {
     Sync,
     /// Changes of the length.
     SetLen,
+    /// Holes.
+    PunchHole,
 }
 
 /// Which of these calls a rule affects. Each rule counts its calls from 1.
@@ -83,6 +85,8 @@ pub struct FaultyCounts {
     pub syncs: u64,
     /// Changes of the length that came.
     pub set_lens: u64,
+    /// Holes that came.
+    pub holes: u64,
     /// Calls that got an error.
     pub errors: u64,
     /// Calls that were cut short.
@@ -173,6 +177,7 @@ impl FaultyState {
             Operation::Write => counts.writes += 1,
             Operation::Sync => counts.syncs += 1,
             Operation::SetLen => counts.set_lens += 1,
+            Operation::PunchHole => counts.holes += 1,
         }
         let (mut decided, mut delay) = (None, Duration::ZERO);
         for (rule, calls) in &mut self.rules {
@@ -288,6 +293,11 @@ impl Source for Faulty {
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.fault_of_whole(Operation::SetLen)?;
         self.inner.set_len(bytes)
+    }
+
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        self.fault_of_whole(Operation::PunchHole)?;
+        self.inner.punch_hole(range)
     }
 
     fn sync(&self, data_only: bool) -> io::Result<()> {

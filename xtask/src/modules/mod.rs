@@ -38,8 +38,9 @@ const FACE: (&str, &str) = ("crates/pinfold/src", "docs/face.md");
 const FACE_OFF: [(&str, bool); 2] = [("testing", false), ("mutants", false)];
 const FACE_APART: &str = "serve";
 
-/// The most public items that it may have, and functions.
-const FACE_MAX: (usize, usize) = (45, 117);
+/// The most public items that it may have, and functions: two of these for holes, as nothing else
+/// gives a file's space back (`File::punch_hole`, `Source::punch_hole`).
+const FACE_MAX: (usize, usize) = (45, 119);
 
 /// Crates in which types may share a name.
 const HOMONYMS: [&str; 2] = ["crates/pinfold-cli", "kernel/lab"];

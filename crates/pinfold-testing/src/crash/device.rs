@@ -1,9 +1,10 @@
 //! What a disk may have after a crash.
 //!
-//! A file system that journals: of the changes of the length, a first part has been done, in their
-//! order. Of the writes since the last sync, each sector has any, or what it had at that sync: the
-//! writes are reordered, dropped and torn between sectors. A sector that no write has reached since
-//! it became the file's is zeros; one that was cut off does not come back.
+//! A file system that journals: of the changes of the length and the holes, a first part has been
+//! done, in their order. Of the writes since the last sync, each sector has any, or what it had at
+//! that sync: the writes are reordered, dropped and torn between sectors. A sector that no write has
+//! reached since it became the file's is zeros; one that was cut off, or punched, does not come
+//! back.
 
 use super::contents::{Contents, SECTOR, ZEROS};
 use super::recorder::DiskStep;
@@ -12,7 +13,7 @@ use super::recorder::DiskStep;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct May {
     content: u32,
-    /// How many times the sector had been cut when it was written.
+    /// How many times the sector had been cut or punched when it was written.
     cuts: usize,
 }
 
@@ -22,14 +23,14 @@ struct OfSector {
     base: Vec<May>,
     /// Written since, in order.
     pending: Vec<May>,
-    /// It was cut by these changes of the length.
+    /// It was cut or punched by these changes.
     cuts: Vec<usize>,
 }
 
 #[derive(Debug)]
 pub(super) struct Device {
     sectors: Vec<OfSector>,
-    /// After so many changes.
+    /// After so many changes. A hole is one, of no length.
     lens: Vec<usize>,
     /// So many changes are durable.
     durable: usize,
@@ -61,6 +62,15 @@ impl Device {
                 }
             }
             DiskStep::SetLen(bytes) => self.set_len(*bytes, contents),
+            DiskStep::Punch { offset, contents } => {
+                self.lens.push(self.len());
+                let change = self.lens.len() - 1;
+                let sectors = self.sectors[offset / SECTOR..].iter_mut();
+                for (sector, &content) in sectors.zip(contents) {
+                    sector.cuts.push(change);
+                    sector.pending.push(May { content, cuts: sector.cuts.len() });
+                }
+            }
             DiskStep::Sync => {
                 self.durable = self.lens.len() - 1;
                 for sector in &mut self.sectors {

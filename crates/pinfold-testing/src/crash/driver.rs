@@ -39,7 +39,10 @@ impl Plan {
         let alignment = [1, SECTOR][random.usize(..2)];
         // Of bytes, a cut that has failed leaves a sector of new bytes before old ones.
         let set_lens_fail = if alignment == SECTOR { fails(random) } else { 0 };
+        let punches = random.u32(..4) > 0;
+        let holes_fail = punches.then(|| fails(random));
         let behaviour = Behaviour {
+            holes_fail,
             alignment,
             seed,
             writes_fail: fails(random),
@@ -208,7 +211,8 @@ impl<'a> Worker<'a> {
 
     fn operation(&mut self, n: usize) -> Result<()> {
         match self.random.u32(..100) {
-            0..34 => self.write(n),
+            0..29 => self.write(n),
+            29..34 => self.punch(n),
             34..44 => self.lengthen(n),
             44..49 => self.set_len(n),
             49..60 => self.sync(n, File::sync_data),
@@ -278,6 +282,21 @@ impl<'a> Worker<'a> {
         let written = file.write_at(&bytes, range.start as u64);
         subject.history.ends(sectors);
         written.or_else(|error| self.failed(n, range, &error))
+    }
+
+    fn punch(&mut self, n: usize) -> Result<()> {
+        let _together = self.run.alone.read().unwrap();
+        let Some(mut range) = self.own_range(n) else { return Ok(()) };
+        let whole = self.run.plan.threads == 1 && self.random.bool();
+        let (file, subject) = (self.file(n), &self.run.subjects[n]);
+        if whole {
+            let end = range.end.next_multiple_of(PAGE).min(subject.history.len());
+            range = range.start / PAGE * PAGE..end;
+        }
+        let sectors = subject.history.write(range.start, &vec![0; range.len()], self.by);
+        let punched = file.punch_hole(range.start as u64..range.end as u64);
+        subject.history.ends(sectors);
+        punched.or_else(|error| self.failed(n, range, &error))
     }
 
     /// Writes to behind the end, or appends.

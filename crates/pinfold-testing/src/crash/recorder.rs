@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,6 +32,11 @@ pub(super) enum DiskStep {
         contents: Vec<u32>,
     },
     SetLen(usize),
+    /// What the sectors have afterwards that it touches.
+    Punch {
+        offset: usize,
+        contents: Vec<u32>,
+    },
     Sync,
     /// `lost`: what was written since the last good one is on the disk or not, and never gets there
     /// by another sync.
@@ -50,10 +56,12 @@ pub(super) struct Recorded {
 pub(super) struct Behaviour {
     pub(super) alignment: usize,
     pub(super) seed: u64,
-    /// Of a thousand writes, syncs, and changes of the length.
+    /// Of a thousand writes, syncs, changes of the length, and holes.
     pub(super) writes_fail: u64,
     pub(super) syncs_fail: u64,
     pub(super) set_lens_fail: u64,
+    /// `None`: it punches none.
+    pub(super) holes_fail: Option<u64>,
     pub(super) failure_loses: bool,
     /// A sync takes some time, in which others write.
     pub(super) slow: bool,
@@ -223,6 +231,33 @@ impl Source for Recorder {
         let at = self.clock.tick();
         state.steps.push(Recorded { at, step: DiskStep::SetLen(bytes) });
         Ok(())
+    }
+
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        let Some(holes_fail) = self.behaviour.holes_fail else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mut contents = self.contents.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
+        let drawn = self.draw(&state, range.start ^ range.end << 20);
+        let len = state.live.len();
+        let (begin, mut end) = ((range.start as usize).min(len), (range.end as usize).min(len));
+        assert!(range.start.is_multiple_of(SECTOR as u64), "a hole that begins in a sector");
+        let fails = !state.healed && drawn % 1000 < holes_fail;
+        if fails {
+            // It may have come to its middle.
+            end = begin + (end - begin) / 2 / SECTOR * SECTOR;
+        }
+        if begin < end {
+            state.live[begin..end].fill(0);
+            let sectors = begin / SECTOR..end.div_ceil(SECTOR);
+            state.old.retain(|n, _| !sectors.contains(n));
+            let contents = sectors.map(|n| contents.number(&state.sector(n))).collect();
+            let step = DiskStep::Punch { offset: begin, contents };
+            let at = self.clock.tick();
+            state.steps.push(Recorded { at, step });
+        }
+        if fails { Err(failed()) } else { Ok(()) }
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {

@@ -413,8 +413,14 @@ mutants! {
     CutKeepsSource,
     /// Bytes behind a new end stay in the last folio.
     CutKeepsBytes,
-    /// A changed length alone is nothing to sync.
+    /// A changed length, or a hole, alone is nothing to sync.
     ResizeIsDurable,
+    /// The source punches a hole when it has been given what was written afterwards.
+    HoleLate,
+    /// A hole is punched while bytes are on their way to the source.
+    HoleTakesNoTurn,
+    /// Writes to pages in which a hole is being punched do not wait.
+    HoleUnguarded,
     /// A changed copy that takes a folio's place is not marked.
     CopyUndirtied,
     /// A folio that a write has made is not marked.

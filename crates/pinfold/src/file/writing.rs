@@ -1,9 +1,12 @@
 //! Writing to a file, and making it durable.
 
+use std::ops::RangeBounds;
+
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::file::File;
+use crate::file::ranges::{self, END_MAX};
 use crate::pages::written::FileUse;
 use crate::write;
 
@@ -93,6 +96,23 @@ impl File {
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         self.check_writes()?;
         write::set_len(self.handle(), len_bytes)
+    }
+
+    /// Makes the bytes of a range zeros, and gives their space back: for files by `fallocate(2)`. The
+    /// length stays. Whole pages inside leave the cache; parts of pages at both ends are written. A
+    /// source that cannot do so has zeros written in its place, and keeps the space. Guards and pins
+    /// keep what they have. Waits for a sync that is under way; writes to the range wait for this.
+    ///
+    /// A part of a large folio that is dirty and held is written as zeros, too.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at), and [`ErrorKind::Invalid`] if the range ends before it
+    /// begins. Any part of it may be zeros then.
+    pub fn punch_hole(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.check_writes()?;
+        let range = ranges::bytes_of(&range, END_MAX);
+        ranges::check(&self.handle().mapping, &range)?;
+        write::hole::punch(self.handle(), range)
     }
 
     /// Returns when all is durable that was written, by any handle, before the call: bytes, and the

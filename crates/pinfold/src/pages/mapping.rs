@@ -11,6 +11,7 @@
 //! until the folio is thawed or out of the index: so under it no other is frozen.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -128,6 +129,8 @@ impl ReadUnder {
 struct Change {
     owner: IndexOwner,
     folios: u64,
+    /// Pages in which a hole is being punched: writes to them wait.
+    hole: Range<u64>,
     #[cfg_attr(not(feature = "map"), expect(dead_code, reason = "nothing is outside"))]
     mapped: MappedStates,
 }
@@ -226,6 +229,15 @@ impl Changing<'_> {
 
     pub(crate) fn folio_removed(&mut self) {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
+    }
+
+    /// Returns the one before.
+    pub(crate) fn set_hole(&mut self, pages: Range<u64>) -> Range<u64> {
+        std::mem::replace(&mut self.guard.hole, pages)
+    }
+
+    pub(crate) fn hole_meets(&self, pages: &Range<u64>) -> bool {
+        self.guard.hole.start < pages.end && pages.start < self.guard.hole.end
     }
 
     #[cfg(feature = "map")]
@@ -361,7 +373,12 @@ impl Mappings {
             id,
             len_bytes: AtomicU64::new(len_bytes),
             resizing: Mutex::new(len_bytes),
-            change: Mutex::new(Change { owner, folios: 0, mapped: MappedStates::default() }),
+            change: Mutex::new(Change {
+                owner,
+                folios: 0,
+                hole: 0..0,
+                mapped: MappedStates::default(),
+            }),
             backing,
             mapped: MappedOfFile::default(),
             on_its_way: OnItsWay::default(),

@@ -40,17 +40,18 @@ struct SyncTurns {
     succeeded: [u64; 2],
     /// What the source had when a sync began that has succeeded.
     durable_bytes: u64,
-    /// Set since the last sync that has succeeded, or to be set.
+    /// Whether the source's length was set, or a hole was punched there.
     length: SourceLength,
 }
 
-/// Whether the source's length was set.
+/// What was done to the source by other than writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SourceLength {
     #[default]
     Durable,
+    /// Since the last sync that has succeeded.
     Set,
-    /// The source has failed to: it is to have so many bytes.
+    /// The source has failed to set its length: it is to have so many bytes.
     Due(u64),
 }
 
@@ -108,6 +109,14 @@ impl WriteState {
         turns.length = if due { SourceLength::Due(bytes) } else { SourceLength::Set };
         let now = if due { self.source_bytes().min(bytes) } else { bytes };
         self.source_bytes.store(now, Ordering::Relaxed); // as above
+    }
+
+    /// For who has the turn.
+    pub(crate) fn hole_punched(&self) {
+        let mut turns = self.turns.lock();
+        if turns.length == SourceLength::Durable {
+            turns.length = SourceLength::Set;
+        }
     }
 
     pub(crate) fn length_due(&self) -> Option<u64> {

@@ -271,6 +271,10 @@ impl Backing {
         guarded("set_len", || self.open_source()?.set_len(bytes))
     }
 
+    pub(crate) fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        guarded("punch_hole", || self.open_source()?.punch_hole(range))
+    }
+
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
         guarded("sync", || self.open_source()?.sync(data_only))
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 
-use rustix::fs::{Advice, AtFlags, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::aligned::AlignedBuffer;
@@ -332,6 +332,13 @@ impl Descriptor {
             check_file_end(bytes)?;
         }
         Ok(rustix::fs::ftruncate(&self.fd, bytes)?)
+    }
+
+    pub(super) fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        self.check_writable()?;
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (at, bytes) = (range.start, range.end - range.start);
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.fd, how, at, bytes))?)
     }
 
     pub(super) fn sync(&self, data_only: bool) -> io::Result<()> {

@@ -73,6 +73,10 @@ impl Source for Disk {
         self.file.set_len(bytes)
     }
 
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        self.file.punch_hole(range)
+    }
+
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.file.sync(data_only)
     }

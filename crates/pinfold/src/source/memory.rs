@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 
 use crate::base::sync::locks::RwLock;
 
@@ -71,6 +72,14 @@ impl Source for Memory {
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let bytes = usize::try_from(bytes).map_err(|_| beyond_offsets())?;
         resize(&mut self.bytes.write(), bytes)
+    }
+
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        let mut held = self.bytes.write();
+        let within = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(held.len());
+        let range = within(range.start)..within(range.end);
+        held[range].fill(0);
+        Ok(())
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {

@@ -14,7 +14,7 @@
 //! | [`Source::alignment`] | offsets, lengths and addresses suit a device |
 //!
 //! A source that [is writable](Source::is_writable) implements `write_at`, `set_len` and `sync`,
-//! too.
+//! too, and perhaps `punch_hole`.
 
 // It stands on `base/`; a file uses only those below it.
 //
@@ -290,6 +290,17 @@ pub trait Source: Send + Sync + Debug {
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let _ = bytes;
         Err(unsupported("resized", &self.kind()))
+    }
+
+    /// Makes the bytes of `range` zeros and gives their space back, if the source can. Its length
+    /// stays, also if the range ends beyond it. As a change of the length, this stays done when a
+    /// later sync fails. The cache writes zeros where it fails; the default does.
+    ///
+    /// # Errors
+    /// If the source cannot do so, or it fails. Any part of the range may be zeros then.
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        let _ = range;
+        Err(unsupported("punched", &self.kind()))
     }
 
     /// Returns once everything written before the call is durable. With `data_only`, metadata that

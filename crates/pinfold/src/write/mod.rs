@@ -1,10 +1,11 @@
 //! Writing to files through the cache. It stands on `pages/`; a file uses only those below it.
 //!
 //! ```text
+//! hole      ranges that become zeros
 //! mod       writing bytes, and the length
 //! sync      until what was written is durable; who writes too much at once
 //! out       giving dirty folios to the source
-//! piece     what a write or a cut does to one folio
+//! piece     what a write, a cut or a hole does to one folio
 //! ```
 //!
 //! A write, step by step:
@@ -17,6 +18,7 @@
 //! The bytes of one page change at once, and mostly those of one folio. Who reads more may see some
 //! before the write and some after it.
 
+pub(crate) mod hole;
 mod out;
 mod piece;
 pub(crate) mod sync;

@@ -1,6 +1,8 @@
-//! What a write does to one folio, and a change of the length to the folio that has the end. Each
+//! What a write does to one folio, and a change of the length to the folio that has the end; and
+//! what a hole does to those at its ends. Each
 //! looks for the folio under the `change` mutex, and begins again if it has to wait or to allocate.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::base::mutant::{self, Mutant};
@@ -82,10 +84,17 @@ fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
 pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize> {
     let Handle { core, mapping, .. } = handle;
     let page = offset >> PAGE_SHIFT;
+    let pages = page..(offset + bytes.len() as u64).div_ceil(PAGE_BYTES as u64);
+    let is_unguarded = || mutant::on(Mutant::HoleUnguarded) || mutant::on(Mutant::HoleLate);
     let (mut means, mut may_split) = (Means::new(handle), true);
     // Ends: each further turn follows the end of a fill, an eviction, or a wait that is bounded.
     loop {
         let mut changing = mapping.change();
+        if changing.hole_meets(&pages) && !is_unguarded() {
+            drop(changing);
+            drop(mapping.written.turn()); // who punches it has the turn
+            continue;
+        }
         let Some(folio) = core.folio_at(&changing, page) else {
             drop(changing);
             match make(handle, bytes, offset)? {
@@ -108,7 +117,7 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         let part = &bytes[..bytes.len().min(order.bytes() - at)];
         let is_large = order.get() > WRITTEN_WHOLE && part.len() < order.bytes();
         if is_large && may_split && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
-            match split(core, changing, folio) {
+            match split(core, changing, folio, WRITTEN_WHOLE) {
                 Ok(going_on) => changing = going_on,
                 Err(again) => {
                     may_split = again;
@@ -142,8 +151,9 @@ fn split<'a>(
     core: &Core,
     mut changing: Changing<'a>,
     folio: FolioAt,
+    order: u8,
 ) -> std::result::Result<Changing<'a>, bool> {
-    let order = Order::new(WRITTEN_WHOLE).expect("an order");
+    let order = Order::new(order).expect("an order");
     match freeze::split(core, &mut changing, folio, order) {
         Ok(Err(_)) => Ok(changing),
         Ok(Ok(woken)) => {
@@ -267,5 +277,74 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
             }
             Err(obstacle) => means.overcome(obstacle, page)?,
         }
+    }
+}
+
+/// After the source has punched a hole: its pages leave the cache. A folio that has others, too, is
+/// split. If that cannot be, it goes if it is clean, and gets zeros there if it is not. The caller
+/// has the file's turn, and holds `resizing`; writes to these pages wait. After an error a folio at
+/// an end of the hole is as it was, and dirty.
+pub(super) fn drop_hole(handle: &Handle, pages: &Range<u64>) -> Result<()> {
+    let Handle { core, mapping, .. } = handle;
+    let (mut means, mut may_split, mut result) = (Means::new(handle), true, Ok(()));
+    // Whether the folios at its begin and at its end are as they shall be.
+    let (mut begin_done, mut end_done) = (false, false);
+    // Ends: as in `write`; each folio at an end is split, dropped or changed once.
+    loop {
+        let mut changing = mapping.change();
+        let at_begin = core.folio_at(&changing, pages.start).filter(|it| it.page < pages.start);
+        let at_end = core.folio_at(&changing, pages.end - 1).filter(|it| it.end() > pages.end);
+        let of_begin = at_begin.filter(|_| !begin_done);
+        let Some(folio) = of_begin.or(at_end.filter(|_| !end_done)) else {
+            let from = at_begin.map_or(pages.start, FolioAt::end);
+            let until = at_end.map_or(pages.end, |it| it.page);
+            let gone = freeze::drop_within(core, &mut changing, from..until.max(from));
+            drop(changing);
+            freeze::let_go_of_all(core, &gone);
+            freeze::collect(core);
+            return result;
+        };
+        if may_split && !core.frames.frame(folio.frame).is_changing() {
+            let ends = [pages.start, pages.end].into_iter();
+            let inside = ends.filter(|it| (folio.page + 1..folio.end()).contains(it));
+            let order = inside.map(u64::trailing_zeros).min().unwrap_or(0) as u8;
+            match split(core, changing, folio, order) {
+                Ok(going_on) => changing = going_on,
+                Err(again) => {
+                    may_split = again;
+                    continue;
+                }
+            }
+        }
+        if core.is_clean(&mut changing, folio.page) {
+            let gone = freeze::drop_within(core, &mut changing, folio.page..folio.end());
+            drop(changing);
+            freeze::let_go_of_all(core, &gone);
+            continue;
+        }
+        let offset = |page: u64| ((page - folio.page) << PAGE_SHIFT) as usize;
+        let zeros = offset(pages.start.max(folio.page))..offset(pages.end.min(folio.end()));
+        let bytes = core.frames.frame(folio.frame).order().bytes();
+        let store = |to: *mut u8| {
+            let to = NonNull::new(to).expect("the arena is not at 0");
+            // SAFETY: as in `write`.
+            unsafe { Extent::new(to, bytes) }.zero(zeros.start, zeros.len());
+        };
+        let length = Length::Reaches(0);
+        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        drop(changing);
+        match changed {
+            Ok(replaced) => {
+                if let Some(replaced) = replaced {
+                    let_go(core, replaced);
+                }
+            }
+            Err(obstacle) => match means.overcome(obstacle, folio.page) {
+                Ok(()) => continue,
+                Err(error) => result = Err(error),
+            },
+        }
+        begin_done |= folio.page < pages.start;
+        end_done |= folio.end() > pages.end;
     }
 }

@@ -56,6 +56,10 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
     }
     // Step 2.
     let written = out::write_out(core, mapping).and_then(|()| settle_length(core, mapping));
+    if mutant::on(Mutant::HoleLate) {
+        let pages = mapping.change().set_hole(0..0);
+        let _ = mapping.backing.punch_hole(pages.start << PAGE_SHIFT..pages.end << PAGE_SHIFT);
+    }
     if mutant::on(Mutant::CleanEarly) {
         dirt::clean(core, mapping);
     }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -97,7 +98,14 @@ fn random_operations(file: &File, seed: u64, now: impl Fn() -> Vec<u8>) {
                 model.resize(model.len().max(end), 0);
                 model[offset..end].copy_from_slice(&bytes);
             }
-            45..60 => {
+            45..50 => {
+                let begin = random.usize(..=model.len());
+                let end = begin + bytes.len();
+                file.punch_hole(begin as u64..end as u64).unwrap();
+                let end = model.len().min(end);
+                model[begin..end].fill(0);
+            }
+            50..60 => {
                 assert_eq!(file.append(&bytes).unwrap(), model.len() as u64, "{what}");
                 model.extend(&bytes);
             }
@@ -742,6 +750,161 @@ fn a_closed_file_whose_length_was_set_at_last_is_forgotten() {
     assert_eq!((cache.stats().files, source.len_bytes().unwrap()), (0, 0));
 }
 
+#[test]
+fn a_hole_gives_space_back() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = on_disk();
+    let path = dir.path().join("file");
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.open_with(&path, TO_WRITE).unwrap();
+    let mut model = vec![7; MIB as usize + 100];
+    file.write_at(&model, 0).unwrap();
+    let guard = file.get(10).unwrap();
+    let reader = cache.reader().unwrap();
+    let borrowed = file.borrow(11, &reader).unwrap();
+    file.sync_all().unwrap();
+    let blocks = || std::fs::metadata(&path).unwrap().blocks();
+    let before = blocks();
+    file.punch_hole(PAGE + 50..100 * PAGE + 50).unwrap();
+    model[PAGE as usize + 50..100 * PAGE as usize + 50].fill(0);
+    assert_same(&all_of(&file), &model, "cached");
+    assert!(guard.iter().chain(&*borrowed).all(|&byte| byte == 7), "they keep their bytes");
+    file.sync_all().unwrap();
+    assert_same(&std::fs::read(&path).unwrap(), &model, "on disk");
+    assert!(blocks() + 90 * 8 <= before, "{} of {before} blocks are left", blocks());
+    // Behind the end nothing is made.
+    file.punch_hole(MIB..).unwrap();
+    model[MIB as usize..].fill(0);
+    file.punch_hole(10 * MIB..20 * MIB).unwrap();
+    assert_same(&all_of(&file), &model, "as long as before");
+    drop((guard, borrowed));
+    let error = file.punch_hole(Range { start: 5, end: 2 }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    drop(file);
+    let error = cache.open(&path).unwrap().punch_hole(..).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+#[test]
+fn a_hole_that_the_source_does_not_punch_is_zeros() {
+    let (source, memory) = faulty(fails(Operation::PunchHole, When::Nth(1), 95));
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("memory", source.clone()).unwrap();
+    file.write_at(&vec![7; 20 * PAGE as usize], 0).unwrap();
+    file.sync_data().unwrap();
+    let mut model = vec![7; 20 * PAGE as usize];
+    for (hole, dirty) in [(2 * PAGE..5 * PAGE, true), (10 * PAGE..15 * PAGE, false)] {
+        file.punch_hole(hole.clone()).unwrap();
+        model[hole.start as usize..hole.end as usize].fill(0);
+        assert_eq!(cache.stats().dirty_bytes > 0, dirty);
+        assert_same(&all_of(&file), &model, "cached");
+        cache.sync().unwrap();
+        assert_same(&memory.to_vec(), &model, "in the source");
+    }
+    assert_eq!((source.counts().holes, source.counts().syncs), (2, 3), "each hole is synced");
+}
+
+/// Bytes in memory; a hole or a write waits there, if it is told to, when it is about to return or
+/// begins.
+#[derive(Debug)]
+struct Waits {
+    inner: Arc<Memory>,
+    hole: AtomicBool,
+    write: AtomicBool,
+    entered: Barrier,
+    leaves: Barrier,
+}
+
+impl Waits {
+    fn new(bytes: usize) -> Arc<Self> {
+        let inner = Arc::new(Memory::new(vec![7; bytes]));
+        let (hole, write) = Default::default();
+        let (entered, leaves) = (Barrier::new(2), Barrier::new(2));
+        Arc::new(Waits { inner, hole, write, entered, leaves })
+    }
+
+    fn wait(&self, is_told: &AtomicBool) {
+        if is_told.swap(false, Ordering::Relaxed) {
+            self.entered.wait();
+            self.leaves.wait();
+        }
+    }
+}
+
+impl Source for Waits {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.read_at(offset, buf)
+    }
+    fn is_writable(&self) -> bool {
+        true
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.wait(&self.write);
+        self.inner.write_at(offset, buf)
+    }
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.inner.set_len(bytes)
+    }
+    fn punch_hole(&self, range: Range<u64>) -> io::Result<()> {
+        self.inner.punch_hole(range)?;
+        self.wait(&self.hole);
+        Ok(())
+    }
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.inner.sync(data_only)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "waits".into()
+    }
+}
+
+#[test]
+fn a_write_after_zeros_were_seen_is_not_lost_to_the_hole() {
+    let source = Waits::new(4 * PAGE as usize);
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("waits", source.clone()).unwrap();
+    source.hole.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| file.punch_hole(..).unwrap());
+        source.entered.wait();
+        let mut seen = [9; 8];
+        file.read_at(&mut seen, 0).unwrap();
+        assert_eq!(seen, [0; 8]);
+        scope.spawn(|| file.write_at(&[5; 8], 0).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        source.leaves.wait();
+    });
+    let mut model = vec![0; 4 * PAGE as usize];
+    model[..8].fill(5);
+    assert_same(&all_of(&file), &model, "cached");
+    file.sync_data().unwrap();
+    assert_same(&source.inner.to_vec(), &model, "in the source");
+}
+
+#[test]
+fn a_hole_is_punched_after_what_is_on_its_way() {
+    let source = Waits::new(4 * PAGE as usize);
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("waits", source.clone()).unwrap();
+    file.write_at(&[5; 2 * PAGE as usize], PAGE).unwrap();
+    source.write.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| file.sync_data().unwrap());
+        source.entered.wait();
+        scope.spawn(|| file.punch_hole(..3 * PAGE).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        source.leaves.wait();
+    });
+    let mut model = vec![0; 4 * PAGE as usize];
+    model[3 * PAGE as usize..].fill(7);
+    assert_same(&all_of(&file), &model, "cached");
+    file.sync_data().unwrap();
+    assert_same(&source.inner.to_vec(), &model, "in the source");
+}
+
 /// Tests that fail with a mutant of `mutant.rs` on.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[
@@ -751,6 +914,8 @@ const MUTANTS: &[(&str, &str)] = &[
     ("files_are_what_was_written", "DirtUnmarked"),
     ("guards_borrows_and_pins", "BorrowByCount"),
     ("guards_borrows_and_pins", "WriteUnderBorrow"),
+    ("a_write_after_zeros_were_seen_is_not_lost_to_the_hole", "HoleUnguarded"),
+    ("a_hole_is_punched_after_what_is_on_its_way", "HoleTakesNoTurn"),
 ];
 
 #[cfg(feature = "mutants")]

@@ -27,6 +27,7 @@ const CAUGHT: &[&str] = &[
     "CutKeepsSource",
     "CutKeepsBytes",
     "ResizeIsDurable",
+    "HoleLate",
 ];
 
 #[test]

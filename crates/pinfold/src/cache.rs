@@ -268,20 +268,23 @@ impl Cache {
         &self.core
     }
 
-    /// [`File::sync_data`] of each file that has bytes that are not durable, open or not.
+    /// [`File::sync_data`] of each file that has bytes that are not durable, open or not. This is
+    /// what a program calls before it ends: a drop of the last handle, which syncs, too, tells no
+    /// error. The cache goes on as before.
     ///
     /// # Errors
-    /// The first error; the other files are synced all the same. [`ErrorKind::Write`];
-    /// [`ErrorKind::Forked`].
+    /// [`ErrorKind::Write`]: not all of it is durable. The message has the file, the bytes and the
+    /// cause of the first failure, and how many other files have failed; what remains is in
+    /// [`Stats::dirty_bytes`]. All files are tried. [`ErrorKind::Forked`].
     pub fn sync(&self) -> Result<()> {
         self.core.check_owner()?;
-        let mut result = Ok(());
-        for mapping in self.core.mappings.all() {
-            if mapping.written.needs_sync() {
-                result = result.and(write::sync::sync(&self.core, &mapping, true));
-            }
+        let all = self.core.mappings.all().into_iter().filter(|it| it.written.needs_sync());
+        let mut errors = all.filter_map(|it| write::sync::sync(&self.core, &it, true).err());
+        let Some(first) = errors.next() else { return Ok(()) };
+        match errors.count() {
+            0 => Err(first),
+            others => Err(Cause::SyncOfMany { first: first.into_cause(), others }.into()),
         }
-        result
     }
 
     /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep

@@ -92,7 +92,6 @@ impl Error {
         self.0.kind()
     }
 
-    #[cfg(feature = "map")]
     pub(crate) fn into_cause(self) -> Arc<Cause> {
         self.0
     }
@@ -165,6 +164,7 @@ impl Cause {
             Cause::Write { .. } | Cause::Sync { .. } | Cause::SetLength { .. } => ErrorKind::Write,
             Cause::NoMemory { .. } => ErrorKind::NoMemory,
             Cause::OwnMemory { cause, .. } => cause.kind(),
+            Cause::SyncOfMany { first, .. } => first.kind(),
             Cause::TooManyFiles { .. }
             | Cause::TooManyReferences { .. }
             | Cause::TooManyReaders { .. }
@@ -246,6 +246,7 @@ impl Cause {
     fn io_cause(&self) -> Option<&io::Error> {
         match self {
             Cause::Open(why) => why.io_cause(),
+            Cause::SyncOfMany { first, .. } => first.io_cause(),
             Cause::Thread(why) => Some(&why.cause),
             Cause::System { cause, .. }
             | Cause::Mirror { cause, .. }

@@ -215,7 +215,8 @@ impl<'a> Worker<'a> {
             29..34 => self.punch(n),
             34..44 => self.lengthen(n),
             44..49 => self.set_len(n),
-            49..60 => self.sync(n, File::sync_data),
+            49..56 => self.sync(n, File::sync_data),
+            56..60 => self.sync_range(n),
             60..63 => self.sync(n, File::sync_all),
             63..65 => self.sync_everything(),
             65..77 => {
@@ -384,6 +385,19 @@ impl<'a> Worker<'a> {
     fn sync(&self, n: usize, sync: impl Fn(&File) -> pinfold::Result<()>) -> Result<()> {
         let synced = self.run.subjects[n].history.sync(self.by, || sync(self.file(n)));
         self.may_fail("a sync", synced)
+    }
+
+    fn sync_range(&mut self, n: usize) -> Result<()> {
+        let subject = &self.run.subjects[n];
+        let len = subject.history.len();
+        let begin = self.random.usize(..=len);
+        let most = [100, 5000, 40_000][self.random.usize(..3)];
+        let end = begin + self.random.usize(..most);
+        let file = self.file(n);
+        let sync = || file.sync_range(begin as u64..end as u64);
+        let only = (begin / SECTOR, end.div_ceil(SECTOR));
+        let synced = subject.history.sync_only(Some(only), self.by, sync);
+        self.may_fail("a sync of a range", synced)
     }
 
     fn sync_everything(&self) -> Result<()> {

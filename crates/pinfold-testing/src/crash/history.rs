@@ -24,6 +24,14 @@ pub(super) struct Sync {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) by: u32,
+    /// If it was of a range, these sectors alone, and not the length.
+    pub(super) only: Option<(usize, usize)>,
+}
+
+impl Sync {
+    pub(super) fn is_of(&self, sector: usize) -> bool {
+        self.only.is_none_or(|(first, end)| (first..end).contains(&sector))
+    }
 }
 
 #[derive(Debug)]
@@ -127,8 +135,9 @@ impl History {
     fn cut(&self, versions: &mut Versions, bytes: usize, by: u32) {
         let begun = self.clock.tick();
         let mut window = Window::default();
-        let all = &mut versions.sectors[bytes / SECTOR];
-        if let Some(sync) = versions.syncs.last() {
+        let n = bytes / SECTOR;
+        let all = &mut versions.sectors[n];
+        if let Some(sync) = versions.syncs.iter().rev().find(|sync| sync.is_of(n)) {
             window.synced(all, sync.begun);
         }
         let mut contents = self.contents.lock().unwrap();
@@ -171,10 +180,20 @@ impl History {
 
     /// Carries out a sync. What was there when it began is durable if it succeeds.
     pub(super) fn sync<E>(&self, by: u32, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.sync_only(None, by, sync)
+    }
+
+    /// Of these sectors only.
+    pub(super) fn sync_only<E>(
+        &self,
+        only: Option<(usize, usize)>,
+        by: u32,
+        sync: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         let begun = self.clock.tick();
         sync()?;
         let ended = self.clock.tick();
-        self.versions.lock().unwrap().syncs.push(Sync { begun, ended, by });
+        self.versions.lock().unwrap().syncs.push(Sync { begun, ended, by, only });
         Ok(())
     }
 }

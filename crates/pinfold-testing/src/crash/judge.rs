@@ -39,8 +39,11 @@ impl Windows {
     /// Just before `time`.
     fn crash_at(&mut self, time: u64, versions: &Versions) {
         while let Some(sync) = versions.syncs.get(self.syncs).filter(|it| it.ended < time) {
-            self.len.synced(&versions.lens, sync.begun);
-            for (window, versions) in self.sectors.iter_mut().zip(&versions.sectors) {
+            if sync.only.is_none() {
+                self.len.synced(&versions.lens, sync.begun);
+            }
+            let all = self.sectors.iter_mut().zip(&versions.sectors).enumerate();
+            for (_, (window, versions)) in all.filter(|&(n, _)| sync.is_of(n)) {
                 window.synced(versions, sync.begun);
             }
             self.syncs += 1;

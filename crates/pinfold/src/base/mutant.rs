@@ -415,6 +415,10 @@ mutants! {
     CutKeepsBytes,
     /// A changed length, or a hole, alone is nothing to sync.
     ResizeIsDurable,
+    /// A sync of a range leaves out the page in which the range ends.
+    RangeCutShort,
+    /// A sync of a range will do for those who wait to sync all.
+    RangeIsAll,
     /// The source punches a hole when it has been given what was written afterwards.
     HoleLate,
     /// A hole is punched while bytes are on their way to the source.

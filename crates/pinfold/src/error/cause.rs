@@ -70,6 +70,8 @@ pub(crate) enum Cause {
     Write { path: PathBuf, offset: u64, bytes: u64, cause: Arc<io::Error> },
     #[error("cannot sync {}: {cause}", path.display())]
     Sync { path: PathBuf, cause: Arc<io::Error> },
+    #[error("{first}; nor can {others} more of the cache's files be synced")]
+    SyncOfMany { first: Arc<Cause>, others: usize },
     #[error("cannot set the length of {} to {len_bytes} bytes: {cause}", path.display())]
     SetLength { path: PathBuf, len_bytes: u64, cause: Arc<io::Error> },
     #[error("cannot write to {}: {why}", path.display())]

@@ -89,6 +89,11 @@ errors! {
         Cause::Write { path: path(), offset: PLACE, bytes: 2, cause: cause() } => Write, Place;
     Cause::Sync { .. } =
         Cause::Sync { path: path(), cause: cause() } => Write, File;
+    Cause::SyncOfMany { .. } =
+        Cause::SyncOfMany {
+            first: Arc::new(Cause::Sync { path: path(), cause: cause() }),
+            others: 2,
+        } => Write, File;
     Cause::SetLength { .. } =
         Cause::SetLength { path: path(), len_bytes: 1, cause: cause() } => Write, File;
     Cause::NotWritable { .. } =

@@ -7,6 +7,7 @@ use crate::error::ErrorKind;
 use crate::error::{Cause, Result};
 use crate::file::File;
 use crate::file::ranges::{self, END_MAX};
+use crate::pages::handle::Handle;
 use crate::pages::written::FileUse;
 use crate::write;
 
@@ -124,6 +125,19 @@ impl File {
     /// [`ErrorKind::Forked`].
     pub fn sync_data(&self) -> Result<()> {
         write::sync::sync(&self.handle().core, &self.handle().mapping, true)
+    }
+
+    /// As [`sync_data`](Self::sync_data) for a range: only what is dirty there is written, in whole
+    /// folios. After a crash the file has at least the bytes before the range's end that it has now.
+    ///
+    /// # Errors
+    /// As [`sync_data`](Self::sync_data), and [`ErrorKind::Invalid`] if the range ends before it
+    /// begins.
+    pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let Handle { core, mapping, .. } = self.handle();
+        let range = ranges::bytes_of(&range, END_MAX);
+        ranges::check(mapping, &range)?;
+        write::sync::sync_range(core, mapping, &range, true)
     }
 
     /// As [`sync_data`](Self::sync_data), and the file's other metadata, such as its times.

@@ -7,13 +7,14 @@
 //!    written last and by itself;
 //! 3. what has failed is dirty again, and the first error is the caller's.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::index::{FolioAt, PAGES_END};
+use crate::index::FolioAt;
 use crate::pages::core::{Core, Held};
 use crate::pages::dirt;
 use crate::pages::mapping::Mapping;
@@ -28,13 +29,13 @@ const BYTES_MAX: u64 = 1 << 20;
 
 type InFlight<'a> = (FolioAt, Held<'a>);
 
-/// All that is dirty now.
-pub(super) fn write_out(core: &Core, mapping: &Mapping) -> Result<()> {
-    let mut from = 0;
+/// All folios that are dirty now and have a page of `pages`.
+pub(super) fn write_out(core: &Core, mapping: &Mapping, pages: &Range<u64>) -> Result<()> {
+    let mut from = pages.start;
     // Ends: each turn begins behind the last folio of the one before.
     loop {
         let most = (FOLIOS_AT_ONCE, PAGES_AT_ONCE);
-        let begun = dirt::begin(core, mapping, from..PAGES_END, most)?;
+        let begun = dirt::begin(core, mapping, from..pages.end, most)?;
         let Some((last, _)) = begun.last() else { return Ok(()) };
         from = last.end();
         write(core, mapping, &begun)?;

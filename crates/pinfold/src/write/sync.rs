@@ -4,10 +4,12 @@
 //!
 //! 1. wait for the file's turn (`pages/written.rs`); if meanwhile a sync has succeeded that began
 //!    after this call, all is done: threads that sync at the same time share one;
-//! 2. give all that is dirty to the source (`out.rs`);
+//! 2. give all that is dirty to the source (`out.rs`), or what is dirty of a range: then the sync
+//!    is not shared;
 //! 3. the source's sync. Nothing is given to it meanwhile;
 //! 4. if that has succeeded, what is written is clean; if it has failed, all of it is dirty again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::out;
@@ -15,7 +17,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::base::sync::Ordering;
 use crate::base::threads;
 use crate::error::{Cause, Result};
-use crate::frames::PAGE_SHIFT;
+use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::index::{Mark, PAGES_END};
 use crate::pages::core::Core;
 use crate::pages::dirt;
@@ -34,18 +36,37 @@ const NOT: u64 = 0;
 const BEHIND: u64 = 1;
 const FAILED: u64 = 2;
 
+/// All bytes of a file.
+const ALL: Range<u64> = 0..u64::MAX;
+
 pub(crate) fn sync(core: &Core, mapping: &Mapping, data_only: bool) -> Result<()> {
+    sync_range(core, mapping, &ALL, data_only)
+}
+
+/// Of the bytes of `range`, and of the length if the file ends in it.
+pub(crate) fn sync_range(
+    core: &Core,
+    mapping: &Mapping,
+    range: &Range<u64>,
+    data_only: bool,
+) -> Result<()> {
     core.check_owner()?;
     if !mapping.written.is_claimed(FileUse::Written) {
         return Ok(()); // nothing was written
     }
     // Step 1.
     let Some(turn) = mapping.written.turn_to_sync(data_only) else { return Ok(()) };
-    sync_now(core, mapping, data_only, turn)
+    sync_now(core, mapping, range, data_only, turn)
 }
 
 /// Steps 2 to 4.
-fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>) -> Result<()> {
+fn sync_now(
+    core: &Core,
+    mapping: &Mapping,
+    range: &Range<u64>,
+    data_only: bool,
+    turn: SyncTurn<'_>,
+) -> Result<()> {
     if !mapping.backing.is_open() && !mapping.written.needs_sync() {
         return Ok(()); // its last handle has synced it
     }
@@ -55,7 +76,11 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
         early = Some(Ok(()));
     }
     // Step 2.
-    let written = out::write_out(core, mapping).and_then(|()| settle_length(core, mapping));
+    let cut_short = if mutant::on(Mutant::RangeCutShort) { PAGE_BYTES as u64 - 1 } else { 0 };
+    let pages_end = range.end.saturating_sub(cut_short).div_ceil(PAGE_BYTES as u64);
+    let pages = range.start >> PAGE_SHIFT..pages_end.min(PAGES_END);
+    let written = out::write_out(core, mapping, &pages)
+        .and_then(|()| settle_length(core, mapping, range.end));
     if mutant::on(Mutant::HoleLate) {
         let pages = mapping.change().set_hole(0..0);
         let _ = mapping.backing.punch_hole(pages.start << PAGE_SHIFT..pages.end << PAGE_SHIFT);
@@ -74,7 +99,8 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
         dirt::clean(core, mapping);
     }
     keep_contents(mapping, before.as_ref());
-    turn.ends(data_only, synced.is_ok(), written.is_ok());
+    let is_all = *range == ALL || mutant::on(Mutant::RangeIsAll);
+    turn.ends(data_only, synced.is_ok(), written.is_ok() && is_all);
     let is_unsaid = mutant::on(Mutant::WriteErrorUnsaid);
     let result = if is_unsaid { synced } else { written.and(synced) };
     // Relaxed, both: whoever sees it is right to try.
@@ -87,17 +113,19 @@ fn sync_now(core: &Core, mapping: &Mapping, data_only: bool, turn: SyncTurn<'_>)
 
 /// The end of step 2, for a length that no write brings: one that the source has failed to set, or
 /// that of a write past the end that has failed when the length was there.
-fn settle_length(core: &Core, mapping: &Mapping) -> Result<()> {
+/// The source is to have the bytes before byte `end` that the file has.
+fn settle_length(core: &Core, mapping: &Mapping, end: u64) -> Result<()> {
     let written = &mapping.written;
     let (source_bytes, len_bytes) = (written.source_bytes(), mapping.len_bytes());
+    let end = end.min(len_bytes);
     let is_behind = || {
         let mut changing = mapping.change();
-        let rest = source_bytes >> PAGE_SHIFT..PAGES_END;
+        let rest = source_bytes >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES as u64);
         changing.writer(&core.nodes).next_marked(rest, Mark::Dirty).is_none()
     };
     match written.length_due() {
         Some(_) => set_source_len(mapping, len_bytes),
-        None if source_bytes < len_bytes && is_behind() => set_source_len(mapping, len_bytes),
+        None if source_bytes < end && is_behind() => set_source_len(mapping, end),
         None => Ok(()),
     }
 }
@@ -158,7 +186,7 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
     }
     let turn = mapping.written.turn();
     // Others may have made room meanwhile.
-    if is_full(unsynced_pages(core)) { sync_now(core, mapping, true, turn) } else { Ok(()) }
+    if is_full(unsynced_pages(core)) { sync_now(core, mapping, &ALL, true, turn) } else { Ok(()) }
 }
 
 /// Syncs the file, or the one that has the most to be synced. False: there is none.

@@ -905,6 +905,89 @@ fn a_hole_is_punched_after_what_is_on_its_way() {
     assert_same(&source.inner.to_vec(), &model, "in the source");
 }
 
+#[test]
+fn a_sync_of_a_range_writes_nothing_else() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let source = Arc::new(Faulty::new(Arc::new(Memory::new(vec![7; 64 * PAGE as usize]))));
+    let file = cache.attach("ranges", source.clone()).unwrap();
+    let in_source = |page: u64| {
+        let mut byte = [0];
+        source.read_at(page * PAGE, &mut byte).unwrap();
+        byte[0]
+    };
+    for page in (0..64).step_by(2) {
+        file.write_at(&[1], page * PAGE).unwrap();
+    }
+    let dirty = cache.stats().dirty_bytes;
+    file.sync_range(10 * PAGE + 5..12 * PAGE + 1).unwrap();
+    let pages: Vec<u64> = (0..64).filter(|&page| in_source(page) == 1).collect();
+    assert_eq!(pages, [10, 12]);
+    assert_eq!((cache.stats().dirty_bytes, source.counts().syncs), (dirty - 2 * PAGE, 1));
+    // What fails is dirty again, and what is outside stays as it is.
+    source.add(fails(Operation::Sync, When::Nth(1), 5));
+    assert_eq!(file.sync_range(..2 * PAGE).unwrap_err().kind(), ErrorKind::Write);
+    assert_eq!(cache.stats().dirty_bytes, dirty - 2 * PAGE);
+    // The length is durable as far as the range reaches.
+    file.set_len(80 * PAGE).unwrap();
+    file.write_at(&[1], 99 * PAGE).unwrap();
+    file.sync_range(81 * PAGE..90 * PAGE).unwrap();
+    assert_eq!(source.len_bytes().unwrap(), 90 * PAGE);
+    let (start, end) = (3, 1);
+    assert_eq!(file.sync_range(start..end).unwrap_err().kind(), ErrorKind::Invalid);
+    file.sync_data().unwrap();
+    assert_eq!((cache.stats().dirty_bytes, source.len_bytes().unwrap()), (0, 99 * PAGE + 1));
+    assert!((0..64).all(|page| in_source(page) == if page % 2 == 0 { 1 } else { 7 }));
+}
+
+#[test]
+fn a_sync_of_a_range_is_none_of_all() {
+    let delay = Fault::Delay(std::time::Duration::from_millis(5));
+    let rule = Rule { operation: Operation::Sync, when: When::Always, fault: delay };
+    let (source, memory) = faulty(rule);
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("slow", source).unwrap();
+    file.write_at(&[0; 20 * 512], 0).unwrap();
+    for round in 1..=20 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| file.sync_data().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            file.write_at(&[round], 2 * PAGE).unwrap();
+            scope.spawn(|| file.sync_range(..PAGE).unwrap());
+            file.sync_data().unwrap();
+        });
+        assert_eq!(memory.to_vec()[2 * PAGE as usize], round, "round {round}");
+    }
+}
+
+#[test]
+fn a_sync_of_the_cache_says_what_is_not_durable() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let attach = |name: &str, rule: Option<Rule>| {
+        let source = Arc::new(Faulty::new(Arc::new(Memory::default())));
+        rule.into_iter().for_each(|rule| source.add(rule));
+        let file = cache.attach(name, source.clone()).unwrap();
+        file.write_at(&[1; 5000], 0).unwrap();
+        (file, source)
+    };
+    let full = fails(Operation::Write, When::Always, 28);
+    let (_first, source) = attach("the first", Some(full.clone()));
+    let _good = attach("the good one", None);
+    let error = cache.sync().unwrap_err().to_string();
+    assert!(error.starts_with("cannot write 4096 bytes at 0 of the first: No space"), "{error}");
+    assert!(!error.contains("more"), "{error}");
+    let others = [attach("second", Some(full.clone())), attach("third", Some(full))];
+    let error = cache.sync().unwrap_err();
+    assert_eq!((error.kind(), error.io_kind()), (ErrorKind::Write, io::ErrorKind::StorageFull));
+    assert!(
+        error.to_string().ends_with("nor can 2 more of the cache's files be synced"),
+        "{error}"
+    );
+    assert_eq!(cache.stats().dirty_bytes, 3 * 2 * PAGE);
+    [&source, &others[0].1, &others[1].1].into_iter().for_each(|source| source.heal());
+    cache.sync().unwrap();
+    assert_eq!(cache.stats().dirty_bytes, 0);
+}
+
 /// Tests that fail with a mutant of `mutant.rs` on.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[
@@ -914,6 +997,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("files_are_what_was_written", "DirtUnmarked"),
     ("guards_borrows_and_pins", "BorrowByCount"),
     ("guards_borrows_and_pins", "WriteUnderBorrow"),
+    ("a_sync_of_a_range_is_none_of_all", "RangeIsAll"),
     ("a_write_after_zeros_were_seen_is_not_lost_to_the_hole", "HoleUnguarded"),
     ("a_hole_is_punched_after_what_is_on_its_way", "HoleTakesNoTurn"),
 ];

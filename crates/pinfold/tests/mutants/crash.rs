@@ -28,6 +28,7 @@ const CAUGHT: &[&str] = &[
     "CutKeepsBytes",
     "ResizeIsDurable",
     "HoleLate",
+    "RangeCutShort",
 ];
 
 #[test]

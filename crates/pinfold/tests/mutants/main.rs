@@ -114,6 +114,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("cut-keeps-source", "it was not tried; `crash` sees it"),
     ("cut-keeps-bytes", "it was not tried; `crash` sees it"),
     ("resize-is-durable", "it was not tried; `crash` sees it"),
+    ("range-cut-short", "it was not tried; `crash` sees it"),
+    ("range-is-all", "nobody here syncs ranges; `write` sees it"),
     ("hole-late", "nobody here punches holes; `crash` sees it"),
     ("hole-takes-no-turn", "nobody here punches holes; `write` sees it"),
     ("hole-unguarded", "nobody here punches holes; `write` sees it"),

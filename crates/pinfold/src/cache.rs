@@ -80,7 +80,9 @@ impl Cache {
     /// Makes a cache of `options.budget_bytes`. Reserves the budget, writes 1/64 of it (the frame
     /// table), and starts two threads: `pinfold-reclaim` evicts, and `pinfold-ring` drives
     /// `io_uring`; with a swap also two `pinfold-swap`. Others start when needed: up to 16
-    /// `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for deadlines.
+    /// `pinfold-read` for sources that the ring does not serve, `pinfold-clock` for deadlines,
+    /// `pinfold-write` to sync in the background, and a `pinfold-sync` for each file that is synced
+    /// because writers wait for it.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the budget is none of [`Options::BUDGET_BYTES`], or

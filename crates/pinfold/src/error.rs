@@ -161,7 +161,10 @@ impl Cause {
             Cause::BadSource { .. } | Cause::TooLong { .. } => ErrorKind::Unsupported,
             Cause::SourceChanged { .. } => ErrorKind::Changed,
             Cause::Read { .. } | Cause::Length { .. } | Cause::SwapRead { .. } => ErrorKind::Read,
-            Cause::Write { .. } | Cause::Sync { .. } | Cause::SetLength { .. } => ErrorKind::Write,
+            Cause::Write { .. }
+            | Cause::Sync { .. }
+            | Cause::SyncHangs { .. }
+            | Cause::SetLength { .. } => ErrorKind::Write,
             Cause::NoMemory { .. } => ErrorKind::NoMemory,
             Cause::OwnMemory { cause, .. } => cause.kind(),
             Cause::SyncOfMany { first, .. } => first.kind(),
@@ -233,6 +236,7 @@ impl Cause {
         match (self, self.kind()) {
             (Cause::Open(why), _) => why.io_kind(),
             (Cause::OwnMemory { cause, .. }, _) => cause.io_kind(),
+            (Cause::SyncHangs { .. }, _) => io::ErrorKind::TimedOut,
             (Cause::TooLong { .. }, _) => io::ErrorKind::FileTooLarge,
             (_, ErrorKind::BeyondEnd | ErrorKind::Truncated) => io::ErrorKind::UnexpectedEof,
             (_, ErrorKind::NoMemory) => io::ErrorKind::OutOfMemory,

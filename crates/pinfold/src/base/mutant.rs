@@ -419,6 +419,8 @@ mutants! {
     RangeCutShort,
     /// A sync of a range will do for those who wait to sync all.
     RangeIsAll,
+    /// A writer waits for a sync that hangs as long as it does.
+    HungSyncAwaited,
     /// The source punches a hole when it has been given what was written afterwards.
     HoleLate,
     /// A hole is punched while bytes are on their way to the source.

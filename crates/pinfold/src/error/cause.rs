@@ -72,6 +72,11 @@ pub(crate) enum Cause {
     Sync { path: PathBuf, cause: Arc<io::Error> },
     #[error("{first}; nor can {others} more of the cache's files be synced")]
     SyncOfMany { first: Arc<Cause>, others: usize },
+    #[error(
+        "too much waits to be synced, and of the sync of {} nothing has ended for {seconds} s: its \
+         source hangs, or is very slow", path.display()
+    )]
+    SyncHangs { path: PathBuf, seconds: u64 },
     #[error("cannot set the length of {} to {len_bytes} bytes: {cause}", path.display())]
     SetLength { path: PathBuf, len_bytes: u64, cause: Arc<io::Error> },
     #[error("cannot write to {}: {why}", path.display())]

@@ -94,6 +94,8 @@ errors! {
             first: Arc::new(Cause::Sync { path: path(), cause: cause() }),
             others: 2,
         } => Write, File;
+    Cause::SyncHangs { .. } =
+        Cause::SyncHangs { path: path(), seconds: 30 } => Write, File;
     Cause::SetLength { .. } =
         Cause::SetLength { path: path(), len_bytes: 1, cause: cause() } => Write, File;
     Cause::NotWritable { .. } =

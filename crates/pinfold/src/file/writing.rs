@@ -15,8 +15,8 @@ use crate::write;
 ///
 /// What is written is in the cache at once, for all handles. It is durable when a *sync* has
 /// returned that was called afterwards ([`sync_data`](File::sync_data)). The cache syncs by itself
-/// if an eighth of the budget waits for it, in a thread of its own; if a quarter does, in the
-/// threads that write; and when the last handle is dropped.
+/// if an eighth of the budget waits for it, in a thread of its own; if a quarter does, the threads
+/// that write wait for that; and when the last handle is dropped.
 ///
 /// Bytes that were written leave memory only after a sync has succeeded. If the source fails to
 /// take them, or to sync, they stay in the cache, and the next sync gives them to the source again:
@@ -58,7 +58,7 @@ impl File {
     /// [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096; [`ErrorKind::Busy`] if its
     /// bytes are pinned, or a large folio that is in use cannot be copied, for two seconds (thirty
     /// while reads are under way); [`ErrorKind::Write`] if too much waits to be synced, and that
-    /// fails; otherwise as [`read_at`](Self::read_at).
+    /// fails, or nothing of it ends for thirty seconds ([`TimedOut`](std::io::ErrorKind::TimedOut)); otherwise as [`read_at`](Self::read_at).
     ///
     /// ```
     /// use pinfold::{Cache, FileOptions, Options};

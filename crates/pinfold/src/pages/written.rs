@@ -5,6 +5,8 @@
 //! it. Turns are numbered as they begin. A thread that waits for the turn to sync leaves without it
 //! when a sync has succeeded in a turn that began after it came.
 
+use std::time::Duration;
+
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering};
 
@@ -153,6 +155,28 @@ impl WriteState {
         self.begin(&mut turns)
     }
 
+    /// Waits for the turn as long as `goes_on` says; it is asked about every `nap`, with the number
+    /// of turns so far.
+    pub(crate) fn turn_while(
+        &self,
+        nap: Duration,
+        mut goes_on: impl FnMut(u64) -> bool,
+    ) -> Option<SyncTurn<'_>> {
+        let mut turns = self.turns.lock();
+        while turns.taken {
+            if !goes_on(turns.begun) {
+                return None;
+            }
+            turns = self.ended.wait_timeout(turns, nap);
+        }
+        Some(self.begin(&mut turns))
+    }
+
+    /// For who has been told by the thread that has [left](SyncTurn::leave) the turn to it.
+    pub(crate) fn turn_left(&self) -> SyncTurn<'_> {
+        SyncTurn(self)
+    }
+
     /// Waits for the turn, or until another thread's sync will do (`None`).
     pub(crate) fn turn_to_sync(&self, data_only: bool) -> Option<SyncTurn<'_>> {
         let mut turns = self.turns.lock();
@@ -177,6 +201,11 @@ impl WriteState {
 }
 
 impl SyncTurn<'_> {
+    /// To another thread.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+
     /// Whether the source's sync has `succeeded`, and whether it had been given `all` before. After a
     /// sync that has failed nobody knows what the source has of what came since the last good one.
     pub(crate) fn ends(self, data_only: bool, succeeded: bool, all: bool) {

@@ -240,6 +240,11 @@ impl Backing {
         self.write_by(extent::total_bytes(extents), || source.write_extents_at(offset, extents))
     }
 
+    /// A number that has changed when one has.
+    pub(crate) fn writes_ended(&self) -> u64 {
+        self.meter.write.calls()
+    }
+
     fn write_by(&self, bytes: usize, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _call = self.engine.begin_call();
         let since = Instant::now();

@@ -100,6 +100,10 @@ impl CallCounters {
         }
     }
 
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed) // pairs with nothing
+    }
+
     fn snapshot(&self) -> LaneStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed); // pairs with nothing
         LaneStats {

@@ -19,6 +19,8 @@
 //! before the write and some after it.
 
 pub(crate) mod hole;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod hung_tests;
 mod out;
 mod piece;
 pub(crate) mod sync;

@@ -10,7 +10,8 @@
 //! 4. if that has succeeded, what is written is clean; if it has failed, all of it is dirty again.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use super::out;
 use crate::base::mutant::{self, Mutant};
@@ -24,6 +25,7 @@ use crate::pages::dirt;
 use crate::pages::freeze;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
+use crate::pages::reclaim::{self, NAP_MAX};
 use crate::pages::written::{FileUse, SyncTurn};
 use crate::source::Contents;
 
@@ -168,7 +170,7 @@ pub(super) fn keep_contents(mapping: &Mapping, before: Option<&Contents>) {
 }
 
 /// Before a write. If much of the budget has bytes that are not durable, a thread syncs; if too
-/// much has, this one waits, and syncs its own file, if that has much of it.
+/// much has, this one waits for a sync of its own file, if that has much of it.
 pub(super) fn make_room(handle: &Handle) -> Result<()> {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let most = u64::from(core.frames.frames()) / UNSYNCED_PART;
@@ -184,9 +186,51 @@ pub(super) fn make_room(handle: &Handle) -> Result<()> {
     if own() == 0 {
         return make_clean(handle).map(drop); // those of others must make room
     }
-    let turn = mapping.written.turn();
     // Others may have made room meanwhile.
-    if is_full(unsynced_pages(core)) { sync_now(core, mapping, &ALL, true, turn) } else { Ok(()) }
+    sync_aside(core, mapping, || is_full(unsynced_pages(core)))
+}
+
+/// Syncs a file for a writer, if it is `needed` when it is its turn: in a thread of its own, which
+/// has all the time that the source takes. The writer waits no longer than for a read, from the
+/// last time on that a write of the file has ended. Error: it hangs, or has failed.
+#[cold]
+fn sync_aside(core: &Arc<Core>, mapping: &Arc<Mapping>, needed: impl Fn() -> bool) -> Result<()> {
+    let most = reclaim::reads_take(core);
+    let nap = (most / 30).max(NAP_MAX);
+    let (mut seen, mut since) = (None, Instant::now());
+    let mut goes_on = |turns: u64| {
+        let now = Some((turns, mapping.backing.writes_ended()));
+        if std::mem::replace(&mut seen, now) != now {
+            since = Instant::now();
+        }
+        since.elapsed() < most || mutant::on(Mutant::HungSyncAwaited)
+    };
+    let hangs = || {
+        let (path, seconds) = (mapping.path.clone(), most.as_secs());
+        Err(Cause::SyncHangs { path, seconds }.into())
+    };
+    let Some(turn) = mapping.written.turn_while(nap, &mut goes_on) else { return hangs() };
+    if !needed() {
+        return Ok(());
+    }
+    turn.leave();
+    let (tell, told) = mpsc::channel();
+    let (its_core, its_mapping) = (core.clone(), mapping.clone());
+    let started = threads::start("pinfold-sync", move || {
+        let turn = its_mapping.written.turn_left();
+        let _ = tell.send(sync_now(&its_core, &its_mapping, &ALL, true, turn));
+    });
+    if started.is_err() {
+        return sync_now(core, mapping, &ALL, true, mapping.written.turn_left());
+    }
+    // Ends: when it has ended, or nothing of it has for some time.
+    loop {
+        match told.recv_timeout(nap) {
+            Ok(result) => return result,
+            Err(_) if goes_on(0) => {}
+            Err(_) => return hangs(),
+        }
+    }
 }
 
 /// Syncs the file, or the one that has the most to be synced. False: there is none.
@@ -195,7 +239,8 @@ pub(super) fn make_clean(handle: &Handle) -> Result<bool> {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let has = mapping.written.unsynced_pages() > 0;
     let file = if has { Some(mapping.clone()) } else { fullest(core, &[]) };
-    file.map_or(Ok(false), |file| sync(core, &file, true).map(|()| true))
+    let Some(file) = file else { return Ok(false) };
+    sync_aside(core, &file, || file.written.unsynced_pages() > 0).map(|()| true)
 }
 
 /// The file that has the most to be synced, but for these.

@@ -116,6 +116,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("resize-is-durable", "it was not tried; `crash` sees it"),
     ("range-cut-short", "it was not tried; `crash` sees it"),
     ("range-is-all", "nobody here syncs ranges; `write` sees it"),
+    ("hung-sync-awaited", "no source here hangs; the tests of `write` see it"),
     ("hole-late", "nobody here punches holes; `crash` sees it"),
     ("hole-takes-no-turn", "nobody here punches holes; `write` sees it"),
     ("hole-unguarded", "nobody here punches holes; `write` sees it"),

@@ -115,7 +115,7 @@ fn sync_now(
 
 /// The end of step 2, for a length that no write brings: one that the source has failed to set, or
 /// that of a write past the end that has failed when the length was there.
-/// The source is to have the bytes before byte `end` that the file has.
+/// The source is to have the bytes before byte `end` that the file has, and a length that it had.
 fn settle_length(core: &Core, mapping: &Mapping, end: u64) -> Result<()> {
     let written = &mapping.written;
     let (source_bytes, len_bytes) = (written.source_bytes(), mapping.len_bytes());
@@ -127,7 +127,7 @@ fn settle_length(core: &Core, mapping: &Mapping, end: u64) -> Result<()> {
     };
     match written.length_due() {
         Some(_) => set_source_len(mapping, len_bytes),
-        None if source_bytes < end && is_behind() => set_source_len(mapping, end),
+        None if source_bytes < end && is_behind() => set_source_len(mapping, len_bytes),
         None => Ok(()),
     }
 }

@@ -227,7 +227,7 @@ fn sync_aside(core: &Arc<Core>, mapping: &Arc<Mapping>, needed: impl Fn() -> boo
     loop {
         match told.recv_timeout(nap) {
             Ok(result) => return result,
-            Err(_) if goes_on(0) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) if goes_on(0) => {}
             Err(_) => return hangs(),
         }
     }

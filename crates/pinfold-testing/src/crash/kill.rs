@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use pinfold::source::Memory;
 use pinfold::{Cache, File, FileOptions, Options as CacheOptions, OwnedBytes};
 
-use super::contents::Contents;
+use super::contents::{Contents, SECTOR};
 use super::driver::bytes_of;
 use super::history::History;
 use super::judge;
@@ -87,7 +87,9 @@ enum Call {
     Write { offset: usize, bytes: Vec<u8> },
     Append(Vec<u8>),
     SetLen(usize),
+    Punch(Range<usize>),
     Sync(How),
+    SyncRange(Range<usize>),
     Read(Range<usize>),
     Keep(Range<usize>),
     Invalidate,
@@ -142,7 +144,13 @@ impl Calls {
             67..70 => Call::Sync(How::All),
             70..73 => Call::Sync(How::Cache),
             73..76 => Call::Sync(How::Drop),
-            76..86 => Call::Read(self.range()),
+            76..80 => {
+                let range = self.range();
+                self.now[range.clone()].fill(0);
+                Call::Punch(range)
+            }
+            80..83 => Call::SyncRange(self.range()),
+            83..86 => Call::Read(self.range()),
             86..92 => Call::Keep(self.range()),
             92..95 => Call::Invalidate,
             _ => Call::Evict,
@@ -254,6 +262,12 @@ impl<'a> Writer<'a> {
             Call::Write { offset, bytes } => file.write_at(&bytes, offset as u64).map_err(said)?,
             Call::Append(bytes) => drop(file.append(&bytes).map_err(said)?),
             Call::SetLen(len) => file.set_len(len as u64).map_err(said)?,
+            Call::Punch(Range { start, end }) => {
+                file.punch_hole(start as u64..end as u64).map_err(said)?;
+            }
+            Call::SyncRange(Range { start, end }) => {
+                file.sync_range(start as u64..end as u64).map_err(said)?;
+            }
             Call::Sync(How::Data) => file.sync_data().map_err(said)?,
             Call::Sync(How::All) => file.sync_all().map_err(said)?,
             Call::Sync(How::Cache) => self.cache.sync().map_err(said)?,
@@ -423,6 +437,9 @@ fn judge_left(seed: u64, dir: &Path, told: &[u8]) -> Result<KillReport, String> 
                     Call::Write { offset, bytes } => history.write(*offset, bytes, calls.by),
                     Call::Append(bytes) => history.write(len, bytes, calls.by),
                     Call::SetLen(len) => history.set_len(*len, calls.by),
+                    Call::Punch(range) if !range.is_empty() => {
+                        history.write(range.start, &vec![0; range.len()], calls.by)
+                    }
                     _ => 0..0,
                 };
                 under_way = Some((call, sectors));
@@ -430,13 +447,17 @@ fn judge_left(seed: u64, dir: &Path, told: &[u8]) -> Result<KillReport, String> 
             }
             let (call, sectors) = under_way.take().ok_or("a call has returned that never began")?;
             report.calls += 1;
-            if let Call::Sync(_) = call {
-                report.syncs += 1;
-                // No other call of the thread came between.
-                let _ = history.sync(calls.by, || Ok::<(), ()>(()));
-            } else {
-                history.ends(sectors);
-            }
+            let only = match call {
+                Call::Sync(_) => None,
+                Call::SyncRange(it) => Some((it.start / SECTOR, it.end.div_ceil(SECTOR))),
+                _ => {
+                    history.ends(sectors);
+                    continue;
+                }
+            };
+            report.syncs += 1;
+            // No other call of the thread came between.
+            let _ = history.sync_only(only, calls.by, || Ok::<(), ()>(()));
         }
         let bytes = match std::fs::read(path(dir, file)) {
             Ok(bytes) => bytes,

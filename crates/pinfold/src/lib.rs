@@ -81,6 +81,8 @@
 //! | the first guard of a large folio, by whatever call | at times, the file's mutex, and readers of that folio; no I/O ([`File::get`], "What guards keep") |
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
+//! | [`File::write_at`], `append` | as a miss, for a page of which old bytes stay; a hole that is being punched there; with a quarter of the budget not durable, a sync, as long as something of it ends each thirty seconds |
+//! | `set_len`, `punch_hole`, `sync_data`, `sync_range`, `sync_all`, the drop of the last handle of a file that was written to | the source, and such calls of other threads. The cache sets no time limit |
 //! | an access to a map | as a miss, if the page is not cached; with [handler threads](Space::new) also until one of those threads is free |
 //! | the drop of a map | faults that look for a page of the map. For no read |
 //! | [`Map::hold`] | as `get`, for each absent page; older versions of its pages that are in use |

@@ -106,7 +106,7 @@ fn told(threads: u64, mutant: Option<Mutant>) -> Option<(Vec<Error>, Cache, File
 
 #[test]
 fn writers_whose_sync_hangs_are_told() {
-    for threads in [1, 12] {
+    for threads in [1, 12, 64] {
         let (errors, cache, file, source) = told(threads, None).expect("a writer waits for ever");
         let _opened = OpensAtLast(&source);
         for error in errors {

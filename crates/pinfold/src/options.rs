@@ -129,7 +129,7 @@ impl Options {
     /// reserved when the cache is made; memory is used as pages are read. It is not checked against
     /// the machine's memory: too large a budget may end in swapping, or with the process killed.
     /// Outside of the budget are:
-    /// - for each file that is open or cached, about 1.6 KiB
+    /// - for each file that is open or cached, up to 2 KiB
     ///   ([`Stats::files_bytes`](crate::Stats::files_bytes)), and 4 bytes for each 256 KiB of its
     ///   length, at most 256 KiB, and 256 KiB more once a page is cached beyond the length at open
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));

@@ -90,7 +90,7 @@ fn told(threads: u64, mutant: Option<Mutant>) -> Option<(Vec<Error>, Cache, File
         for n in 0..threads {
             let (file, tell) = (&file, tell.clone());
             scope.spawn(move || {
-                let error = mutant::with(mutant, || write_in_vain(file, n << 23));
+                let error = mutant::with(mutant, || write_in_vain(file, (n % 4) << 23));
                 let _ = tell.send(error);
             });
         }

@@ -27,7 +27,7 @@ use fuser::{
     ReplyStatfs, ReplyWrite, Request, Session, SessionUnmounter, TimeOrNow, WriteFlags,
 };
 use pinfold::{Cache, ErrorKind, File, FileOptions, Options};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::process::{Resource, Rlimit};
 
 const HELP: &str = "\
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let (mut paths, mut budget, mut uncached) = (Vec::new(), 64, false);
+    let (mut paths, mut budget, mut uncached) = (Vec::new(), 64_u64, false);
     let mut args = std::env::args_os().skip(1);
     while let Some(arg) = args.next() {
         match arg.to_str() {
@@ -91,7 +91,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     // One descriptor for each file that the kernel knows, and those of the cache for what is open.
     let limit = rustix::process::getrlimit(Resource::Nofile);
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
-    let cache = Cache::new(Options::new(budget << 20))?;
+    let cache = Cache::new(Options::new(budget.saturating_mul(1 << 20)))?;
     let (session, unmounter) = mount(&cache, folder, mountpoint, uncached)?;
     std::thread::spawn(move || signals.unmount(unmounter));
     session.run()?;
@@ -228,7 +228,7 @@ impl Shown {
         }
         let ino = self.number(stat.st_ino);
         self.nodes.lock().unwrap().entry(ino.0).or_insert_with(|| (Arc::new(fd), 0)).1 += 1;
-        Ok(self.attr_of(&stat))
+        self.attr(ino)
     }
 
     fn number(&self, inode: u64) -> INodeNo {
@@ -236,14 +236,12 @@ impl Shown {
     }
 
     fn attr(&self, ino: INodeNo) -> Result<FileAttr> {
-        Ok(self.attr_of(&rustix::fs::fstat(&self.fd(ino)?)?))
-    }
-
-    fn attr_of(&self, stat: &Stat) -> FileAttr {
-        let ino = self.number(stat.st_ino);
-        // Of an open file the cache knows the length; the folder has it after the next sync.
-        let size = self.some_file(ino).map_or(stat.st_size.cast_unsigned(), |file| file.len());
-        FileAttr {
+        // Of an open file the cache knows the length, which the folder has after a sync. It is
+        // looked for first: if it is closed meanwhile, the folder has it.
+        let open = self.some_file(ino);
+        let stat = rustix::fs::fstat(&self.fd(ino)?)?;
+        let size = open.map_or(stat.st_size.cast_unsigned(), |file| file.len());
+        Ok(FileAttr {
             ino,
             size,
             blocks: stat.st_blocks.cast_unsigned(),
@@ -259,7 +257,7 @@ impl Shown {
             rdev: stat.st_rdev as u32,
             blksize: 4096,
             flags: 0,
-        }
+        })
     }
 
     fn open_file(&self, ino: INodeNo, flags: OpenFlags) -> Result<FileHandle> {

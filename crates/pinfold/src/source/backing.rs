@@ -280,8 +280,10 @@ impl Backing {
         guarded("punch_hole", || self.open_source()?.punch_hole(range))
     }
 
+    /// Without a source, all is durable: the last handle has gone meanwhile, and has looked.
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        guarded("sync", || self.open_source()?.sync(data_only))
+        let source = self.current.read().source.clone();
+        source.map_or(Ok(()), |source| guarded("sync", || source.sync(data_only)))
     }
 
     /// The calling thread's ring for a batch of reads, if it may have one for this source.

@@ -303,3 +303,35 @@ pub(crate) fn before_last_drop(core: &Core, mapping: &Mapping) {
         let _ = sync(core, mapping, true);
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cache::Cache;
+    use crate::options::{FileOptions, Options};
+
+    #[test]
+    fn a_sync_beside_a_last_handle_that_goes_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let options = FileOptions { write: true, create: true, ..FileOptions::default() };
+        let file = cache.open_with(dir.path().join("file"), options).unwrap();
+        file.write_at(&[7; 100], 0).unwrap();
+        file.sync_data().unwrap();
+        let mapping = &file.handle().mapping.clone();
+        std::thread::scope(|scope| {
+            // Where the sync waits that has found the file open.
+            let changing = mapping.change();
+            let synced = scope.spawn(|| sync(cache.core(), mapping, true));
+            std::thread::sleep(Duration::from_millis(50));
+            scope.spawn(|| drop(file));
+            while mapping.backing.is_open() {
+                std::thread::yield_now();
+            }
+            drop(changing);
+            synced.join().unwrap().unwrap();
+        });
+    }
+}

@@ -48,7 +48,7 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "fsx",
         command: "fsx",
-        what: "one file: reads, writes, maps, cuts, syncs at random",
+        what: "one file: reads, writes, maps, cuts, holes, syncs at random",
         from: "cargo install fsx",
         run: fsx,
         after: |_, _| Ok(()),
@@ -378,7 +378,8 @@ fn fsx(sh: &Shell, ground: &mut Ground) -> Result<()> {
         "flen = 6000000\n\
          [opsize]\nmax = 65536\n\
          [weights]\nclose_open = 1\ninvalidate = 1\ntruncate = 5\nfsync = 2\nfdatasync = 2\n\
-         read = 10\nwrite = 10\nmapread = 5\nmapwrite = 5\nsendfile = 2\ncopy_file_range = 2\n",
+         read = 10\nwrite = 10\nmapread = 5\nmapwrite = 5\nsendfile = 2\ncopy_file_range = 2\n\
+         punch_hole = 2\n",
     )?;
     for seed in ["1", "2"] {
         let file = ground.shown.join(format!("fsx-{seed}"));

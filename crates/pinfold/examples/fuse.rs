@@ -45,7 +45,8 @@ written is made durable. Takes root, or Debian's package fuse3.
 
 What is written is durable when fsync(2) has returned, and is made so when a file is closed. Until
 then FOLDER has the old bytes: the time of a change is that at which it comes there. FOLDER should
-not be changed by others meanwhile. Device files, extended attributes and holes are not supported.
+not be changed by others meanwhile. Device files and extended attributes are not supported; of
+fallocate(2), holes are.
 
   mkdir /tmp/shown
   cargo run --release -p pinfold --example fuse -- ~/notes /tmp/shown &
@@ -441,6 +442,26 @@ impl Filesystem for Shown {
             Ok(()) => reply.written(bytes.len() as u32),
             Err(Failed(errno)) => reply.error(errno),
         }
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        bytes: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let punches = mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let range = offset..offset.saturating_add(bytes);
+        let done = match self.file(ino, handle) {
+            Ok(file) if punches => file.punch_hole(range).map_err(Failed::from),
+            Ok(_) => Err(Failed(Errno::EOPNOTSUPP)),
+            Err(why) => Err(why),
+        };
+        answer(reply, &done);
     }
 
     fn fsync(

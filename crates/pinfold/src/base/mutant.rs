@@ -383,6 +383,8 @@ mutants! {
     /// A new length can be seen before pages of the old one have left the maps.
     LengthBeforeMaps,
 
+    /// A pinned folio is changed in place while a guard shows it.
+    ChangePinnedAnyCount,
     /// Who meets a folio that a writer leaves alone, as it is pinned, is not woken.
     PinnedWakesNobody,
     /// A slot may show a folio whose guards are counted.

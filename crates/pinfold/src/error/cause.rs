@@ -82,8 +82,8 @@ pub(crate) enum Cause {
     #[error("cannot write to {}: {why}", path.display())]
     NotWritable { path: PathBuf, why: &'static str },
     #[error(
-        "cannot write to {} at {offset}: the folio there is pinned, or all of it is held, for too \
-         long", path.display()
+        "cannot write to {} at {offset}: for too long, the folio there is in use, and pinned or \
+         without memory for a copy", path.display()
     )]
     WriteHeld { path: PathBuf, offset: u64 },
     #[error(

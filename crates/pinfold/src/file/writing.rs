@@ -55,10 +55,11 @@ impl File {
     /// # Errors
     /// After an error any part of `bytes` may have been written. [`ErrorKind::Invalid`] if the file
     /// was opened for reading, or is a block device and would become longer;
-    /// [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096; [`ErrorKind::Busy`] if its
-    /// bytes are pinned, or a large folio that is in use cannot be copied, for two seconds (thirty
-    /// while reads are under way); [`ErrorKind::Write`] if too much waits to be synced, and that
-    /// fails, or nothing of it ends for thirty seconds ([`TimedOut`](std::io::ErrorKind::TimedOut)); otherwise as [`read_at`](Self::read_at).
+    /// [`ErrorKind::Unsupported`] if it would end above 2^63 - 4096; [`ErrorKind::Busy`] if a
+    /// folio is both pinned and in use, or a large one that is in use cannot be copied, for two
+    /// seconds (thirty while reads are under way); [`ErrorKind::Write`] if too much waits to be
+    /// synced, and that fails, or nothing of it ends for thirty seconds
+    /// ([`TimedOut`](std::io::ErrorKind::TimedOut)); otherwise as [`read_at`](Self::read_at).
     ///
     /// ```
     /// use pinfold::{Cache, FileOptions, Options};

@@ -17,9 +17,9 @@ fn write(model: &Model, page: u64) {
     write_word(model, page, written(page));
 }
 
-/// Writes a page of the first file that is a cached folio of its own, and not pinned.
+/// Writes a page of the first file that is a cached folio of its own, and not pinned and held.
 pub(super) fn write_word(model: &Model, page: u64, word: u64) {
-    try_write(model, page, word).expect("nobody has pinned it");
+    try_write(model, page, word).expect("nobody has pinned and held it");
 }
 
 fn try_write(model: &Model, page: u64, word: u64) -> Result<(), Obstacle> {
@@ -37,9 +37,10 @@ fn try_write(model: &Model, page: u64, word: u64) -> Result<(), Obstacle> {
     if let Some(copy) = copy {
         core.put(copy);
     }
-    if let Some(replaced) = changed? {
-        drop(replaced.woken);
-        freeze::let_go(core, &[replaced.old]);
+    let freeze::AfterChange { old, woken } = changed?;
+    drop(woken);
+    if let Some(old) = old {
+        freeze::let_go(core, &[old]);
     }
     Ok(())
 }
@@ -116,8 +117,23 @@ fn pin_and_hold(model: &Model) {
     drop(pinned);
 }
 
+/// Writes a page that is pinned.
+fn write_pinned(model: &Model) {
+    let pinned = pin::try_pin(&model.files[0], 0..PAGE);
+    let _ = try_write(model, 0, written(0));
+    drop(pinned);
+}
+
 fn pinned_meanwhile() {
     race(&one_page(), write_held, pin_and_hold);
+}
+
+fn pinned_and_held() {
+    race(&one_page(), write_pinned, hold_one);
+}
+
+fn pinned_and_borrowed() {
+    race(&one_page(), write_pinned, borrow_one);
 }
 
 fn borrowed() {
@@ -165,6 +181,12 @@ fn who_meets_a_pinned_folio_that_a_writer_leaves_alone_goes_on() {
 fn bytes_do_not_change_under_a_reference() {
     let mutants = [(Mutant::FreezeAnyCount, RACE)];
     holds_and_catches(held, &mutants);
+}
+
+#[test]
+fn bytes_of_a_pinned_folio_change_under_pins_alone() {
+    holds_and_catches(pinned_and_held, &[(Mutant::ChangePinnedAnyCount, RACE)]);
+    holds_and_catches(pinned_and_borrowed, &[(Mutant::NoScan, RACE)]);
 }
 
 /// The first page is written before the second. If both guards are current, they do not show the

@@ -11,7 +11,7 @@ use crate::frames::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::index::{FolioAt, Mark, PAGES_END};
 use crate::pages::core::Core;
 use crate::pages::fill::{self, For};
-use crate::pages::freeze::{self, Length, Obstacle, Replaced};
+use crate::pages::freeze::{self, AfterChange, Length, Obstacle};
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Changing;
 use crate::pages::reclaim::{self, Patience};
@@ -72,12 +72,14 @@ impl Means<'_> {
     }
 }
 
-/// Without the mutex.
-#[cold]
-fn let_go(core: &Core, Replaced { old, woken }: Replaced) {
+/// The end of a change, without the mutex.
+#[inline]
+fn finish(core: &Core, AfterChange { old, woken }: AfterChange) {
     drop(woken);
-    freeze::let_go(core, &[old]);
-    freeze::collect(core);
+    if let Some(old) = old {
+        freeze::let_go(core, &[old]);
+        freeze::collect(core);
+    }
 }
 
 /// Writes some of `bytes`, at least one, and returns how many.
@@ -134,10 +136,8 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
         drop(changing);
         match changed {
-            Ok(replaced) => {
-                if let Some(replaced) = replaced {
-                    let_go(core, replaced);
-                }
+            Ok(changed) => {
+                finish(core, changed);
                 return Ok(part.len());
             }
             Err(obstacle) => means.overcome(obstacle, page)?,
@@ -240,7 +240,7 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
         let folio = core.folio_at(&changing, page);
         let folio = folio.filter(|it| it.page << PAGE_SHIFT < end);
         let behind = folio.map_or(end.div_ceil(PAGE_BYTES as u64), FolioAt::end)..PAGES_END;
-        let mut changed = Ok(None);
+        let mut changed = Ok(AfterChange::default());
         if let Some(folio) = folio {
             let frame = core.frames.frame(folio.frame);
             if frame.is_changing() {
@@ -269,10 +269,8 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
         drop(changing);
         freeze::let_go_of_all(core, &gone);
         match changed {
-            Ok(replaced) => {
-                if let Some(replaced) = replaced {
-                    let_go(core, replaced);
-                }
+            Ok(changed) => {
+                finish(core, changed);
                 return Ok(());
             }
             Err(obstacle) => means.overcome(obstacle, page)?,

@@ -293,7 +293,7 @@ fn what_the_source_does_not_take_stays() {
 }
 
 #[test]
-fn guards_borrows_and_pins() {
+fn guards_and_borrows() {
     let cache = Cache::new(Options::new(4 << 20)).unwrap();
     let file = cache.attach("memory", Arc::new(Memory::default())).unwrap();
     file.write_at(&[1; 3 * PAGE as usize], 0).unwrap();
@@ -322,11 +322,41 @@ fn guards_borrows_and_pins() {
     file.write_at(&[4; 100], PAGE).unwrap();
     assert!(borrowed[..100].iter().all(|&byte| byte == 3));
     drop(borrowed);
-    let pinned = file.pin(0..PAGE).unwrap();
-    let error = file.write_at(&[5], 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    drop(pinned);
-    file.write_at(&[5], 0).unwrap();
+}
+
+#[test]
+fn pins_see_what_is_written() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let source = Arc::new(Memory::default());
+    let file = cache.attach("memory", source.clone()).unwrap();
+    file.write_at(&[1; 3 * PAGE as usize], 0).unwrap();
+    file.sync_data().unwrap();
+    let pinned = file.pin(0..2 * PAGE).unwrap();
+    let at = pinned.extents().next().unwrap().cast::<u8>();
+    let in_pin = |offset| {
+        let mut byte = [0];
+        pinned.copy_to(&mut byte, offset).unwrap();
+        byte[0]
+    };
+    for byte in 2..5 {
+        file.write_at(&[byte], 0).unwrap();
+        assert_eq!((in_pin(0), file.get(0).unwrap()[0]), (byte, byte), "one page for both");
+        file.sync_data().unwrap();
+    }
+    // What a guard or a borrow shows does not change, and the pinned page stays in its place.
+    let reader = cache.reader().unwrap();
+    let (guard, borrowed) = (file.get(0).unwrap(), file.borrow(0, &reader).unwrap());
+    let error = file.write_at(&[9], 0).unwrap_err();
+    assert_eq!((error.kind(), guard[0], borrowed[0]), (ErrorKind::Busy, 4, 4), "{error}");
+    drop(guard);
+    assert_eq!(file.write_at(&[9], 0).unwrap_err().kind(), ErrorKind::Busy);
+    drop(borrowed);
+    file.write_at(&[9], 0).unwrap();
+    file.set_len(1).unwrap();
+    assert_eq!((in_pin(0), in_pin(1)), (9, 0));
+    file.sync_data().unwrap();
+    assert_eq!(source.to_vec(), [9]);
+    assert_eq!(pinned.extents().next().unwrap().cast::<u8>(), at);
 }
 
 #[test]
@@ -533,10 +563,10 @@ fn a_cut_that_fails_changes_nothing() {
     let file = cache.attach("memory", source.clone()).unwrap();
     let bytes: Vec<u8> = (0..10 * PAGE).map(|n| (n / PAGE) as u8 + 1).collect();
     file.write_at(&bytes, 0).unwrap();
-    let pinned = file.pin(0..PAGE).unwrap();
+    let held = (file.pin(0..PAGE).unwrap(), file.get(0).unwrap());
     assert_eq!(file.set_len(100).unwrap_err().kind(), ErrorKind::Busy);
     assert_same(&all_of(&file), &bytes, "cached");
-    drop(pinned);
+    drop(held);
     file.sync_data().unwrap();
     assert_same(&memory.to_vec(), &bytes, "written");
     // The source fails: the file is cut, and so is the source by the next call that can do it.
@@ -1001,8 +1031,9 @@ const MUTANTS: &[(&str, &str)] = &[
     ("what_the_source_does_not_take_stays", "FailedStaysWritten"),
     ("threads_that_sync_together_share_syncs", "SyncOfOthers"),
     ("files_are_what_was_written", "DirtUnmarked"),
-    ("guards_borrows_and_pins", "BorrowByCount"),
-    ("guards_borrows_and_pins", "WriteUnderBorrow"),
+    ("guards_and_borrows", "BorrowByCount"),
+    ("guards_and_borrows", "WriteUnderBorrow"),
+    ("pins_see_what_is_written", "ChangePinnedAnyCount"),
     ("a_sync_of_a_range_is_none_of_all", "RangeIsAll"),
     ("a_write_after_zeros_were_seen_is_not_lost_to_the_hole", "HoleUnguarded"),
     ("a_hole_is_punched_after_what_is_on_its_way", "HoleTakesNoTurn"),

@@ -38,9 +38,9 @@ use run::PinnedRuns;
 ///
 /// - The memory stays mapped, and is the program's ordinary memory: the kernel and devices may read
 ///   it. Only the cache may write to it.
-/// - Each folio's bytes are the file's as of one moment of the pin, whatever other programs write.
-///   After [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes. A
-///   [write](crate::File::write_at) to a pinned page waits, and fails after a while.
+/// - Each folio's bytes are the file's as of one moment of the pin, whatever other programs write,
+///   and after it what is [written](crate::File::write_at) through the cache. After
+///   [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes.
 /// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads. A
 ///   slice of an extent requires that nothing writes to it through the cache meanwhile.
 #[must_use = "dropped at once, it pins nothing"]

@@ -7,19 +7,23 @@
 //! 4. mark it dirty.
 //!
 //! If others read it in place, they keep the old bytes, and a copy takes its place:
-//! 1. make the old folio's version odd; if it is pinned by now, make it even, wake who met it
-//!    meanwhile, and give up;
+//! 1. make the old folio's version odd; if it is pinned by now, make it even, and begin again;
 //! 2. the copy gets the bytes and what is known of their uses, and then the change, as above;
 //! 3. give it the identity, store it to the index, tell the policy; forget the old one's identity;
 //! 4. make the copy's version even: only now, so that no two are current; mark it dirty.
 //!
-//! The caller wakes the futures that met an odd version, and lets go of the old folio, when it has
-//! released the mutex. A pinned folio is not changed.
+//! A pinned folio stays where it is, and cannot be frozen:
+//! 1. make its version odd; if anybody but pins uses it, make it even, and give up;
+//! 2. from 2 on as a frozen one, but that its count stays as it is.
+//!
+//! The caller wakes those who met an odd version of a folio that was not frozen, and lets go of the
+//! old folio, when it has released the mutex.
 
 use super::users::{self, InUse};
 use crate::base::mutant::{self, Mutant};
+use crate::base::sync::{Ordering, fence};
 use crate::base::wait::Woken;
-use crate::frames::{Flags, Frame, FrameNumber, Order, PAGE_SHIFT, copy_racing};
+use crate::frames::{CountWord, Flags, Frame, FrameNumber, Order, PAGE_SHIFT, copy_racing};
 use crate::index::FolioAt;
 use crate::pages::core::Core;
 use crate::pages::dirt;
@@ -30,15 +34,16 @@ use crate::pages::mapping::Changing;
 pub(crate) enum Obstacle {
     /// It is in use: a copy is needed, a folio of this order.
     Used(Order),
-    /// With who met it while its version was odd.
+    /// It is pinned, and in use; with who met it while its version was odd.
     Pinned(Woken),
 }
 
-/// The folio whose place a changed copy has taken.
-#[derive(Debug)]
-#[must_use = "nobody has let go of it"]
-pub(crate) struct Replaced {
-    pub(crate) old: FrameNumber,
+/// What a change has left to do.
+#[derive(Debug, Default)]
+#[must_use = "nobody has let go of the old folio"]
+pub(crate) struct AfterChange {
+    /// The folio whose place a changed copy has taken.
+    pub(crate) old: Option<FrameNumber>,
     pub(crate) woken: Woken,
 }
 
@@ -59,40 +64,52 @@ pub(crate) fn change(
     length: Length,
     copy: &mut Option<FrameNumber>,
     store: impl FnOnce(*mut u8),
-) -> Result<Option<Replaced>, Obstacle> {
+) -> Result<AfterChange, Obstacle> {
     let frame = core.frames.frame(folio.frame);
     let mut head = folio.frame;
-    let replaced = match freeze_unseen(core, folio.frame) {
+    let changed = match freeze_unseen(core, folio.frame) {
         Ok(()) => {
-            store(core.frames.address(folio.frame));
-            set_length(changing, frame, folio.page, length);
-            users::end_grant(frame);
-            frame.change_end_by_count();
+            change_in_place(core, changing, folio, length, store);
             frame.count.thaw(1);
-            None
+            AfterChange::default()
         }
-        Err(InUse::Pinned) => return Err(Obstacle::Pinned(Woken::default())),
+        Err(InUse::Pinned) => {
+            let by_count = frame.is_by_count();
+            frame.change_begin();
+            let alone = is_used_by_pins_alone(core, folio.frame, by_count);
+            if alone {
+                change_in_place(core, changing, folio, length, store);
+            } else {
+                frame.change_end();
+            }
+            if !alone && mutant::on(Mutant::PinnedWakesNobody) {
+                return Err(Obstacle::Pinned(Woken::default()));
+            }
+            let woken = core.waiters.wake_later(folio.frame.0);
+            if !alone {
+                return Err(Obstacle::Pinned(woken));
+            }
+            AfterChange { old: None, woken }
+        }
         Err(_) => {
             let fits = |new: &mut FrameNumber| core.frames.frame(*new).order() == frame.order();
             let new = copy.take_if(fits).ok_or(Obstacle::Used(frame.order()))?;
             if !mutant::on(Mutant::OldGoesLate) {
                 frame.change_begin();
             }
-            if is_pinned(frame) {
+            if users_of_odd(frame).pins() > 0 {
                 frame.change_end();
                 *copy = Some(new);
-                let wakes = !mutant::on(Mutant::PinnedWakesNobody);
-                let woken = wakes.then(|| core.waiters.wake_later(folio.frame.0));
-                return Err(Obstacle::Pinned(woken.unwrap_or_default()));
+                return Err(Obstacle::Pinned(core.waiters.wake_later(folio.frame.0)));
             }
             head = new;
-            Some(replace(core, changing, folio, new, length, store))
+            replace(core, changing, folio, new, length, store)
         }
     };
-    if replaced.is_none() || !mutant::on(Mutant::CopyUndirtied) {
+    if changed.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
         dirt::make_dirty(core, changing, head, folio.page);
     }
-    Ok(replaced)
+    Ok(changed)
 }
 
 /// Step 1.
@@ -120,15 +137,41 @@ fn set_length(changing: &Changing<'_>, frame: &Frame, page: u64, length: Length)
     }
 }
 
-/// Of a folio whose version was just made odd. A pin that comes after this sees that, and gives up.
-fn is_pinned(frame: &Frame) -> bool {
+/// Steps 2 and 3, but for the count. The version is odd, and nobody but pins uses the folio.
+fn change_in_place(
+    core: &Core,
+    changing: &Changing<'_>,
+    folio: FolioAt,
+    length: Length,
+    store: impl FnOnce(*mut u8),
+) {
+    let frame = core.frames.frame(folio.frame);
+    store(core.frames.address(folio.frame));
+    set_length(changing, frame, folio.page, length);
+    users::end_grant(frame);
+    frame.change_end_by_count();
+}
+
+/// The count of a folio whose version was just made odd. A reference or a pin that comes after this
+/// sees that, and gives up.
+fn users_of_odd(frame: &Frame) -> CountWord {
     if frame.count.try_get(1).is_ok() {
         let last = frame.count.put(1);
         assert!(!last, "a folio of the index had no reference");
     }
-    // A pin's addition is before that of `put`, and seen here; or after it, and then it
+    // Another's addition is before that of `put`, and seen here; or after it, and then it
     // synchronizes with it (release and acquire), and its look at the version finds it odd.
-    frame.count.word().pins() > 0
+    let word = frame.count.word();
+    // Acquire: pairs with the release of `put` in who has used the folio.
+    fence(Ordering::Acquire);
+    word
+}
+
+/// Of a folio whose version was just made odd; before, slots showed it unless it was `by_count`.
+fn is_used_by_pins_alone(core: &Core, head: FrameNumber, by_count: bool) -> bool {
+    let refs = users_of_odd(core.frames.frame(head)).refs();
+    let alone = refs == 1 || mutant::on(Mutant::ChangePinnedAnyCount);
+    alone && (by_count || !users::announced(core, &[head]).has(0))
 }
 
 /// Steps 2 to 4 with a copy.
@@ -139,7 +182,7 @@ fn replace(
     new_head: FrameNumber,
     length: Length,
     store: impl FnOnce(*mut u8),
-) -> Replaced {
+) -> AfterChange {
     let (old, new) = (core.frames.frame(folio.frame), core.frames.frame(new_head));
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "a copy of another size");
@@ -164,7 +207,7 @@ fn replace(
         old.forget_identity();
         new.change_end_by_count();
     }
-    Replaced { old: folio.frame, woken: core.waiters.wake_later(new_head.0) }
+    AfterChange { old: Some(folio.frame), woken: core.waiters.wake_later(new_head.0) }
 }
 
 /// Lets slots show the folio of `page` again, if it is clean and nobody uses it.

@@ -23,7 +23,7 @@ mod tests;
 mod together;
 mod users;
 
-pub(crate) use change::{Length, Obstacle, Replaced, change, open_to_borrows};
+pub(crate) use change::{AfterChange, Length, Obstacle, change, open_to_borrows};
 #[cfg(not(loom))]
 pub(crate) use drop::drop_within;
 pub(crate) use drop::{discard, drop_clean, drop_on_their_way, let_go_of_all, resize};

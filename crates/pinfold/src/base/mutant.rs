@@ -389,6 +389,8 @@ mutants! {
     PinnedWakesNobody,
     /// A slot may show a folio whose guards are counted.
     BorrowByCount,
+    /// What is changed in a dirty folio is not written, if it lies elsewhere.
+    ChangeUnnoted,
     /// A folio that was changed is not marked.
     DirtUnmarked,
     /// What is changed while it is written is not dirty.

@@ -147,6 +147,9 @@ bitflags! {
         /// The index's mark `Dirty` is set, which is the truth: this only spares a writer the look.
         /// Changes under the mapping's `change` mutex.
         const DIRTY = 1 << 7;
+        /// Of a folio that is not clean: where it was changed since it was (`changed.rs`). Changes
+        /// under the `change` mutex.
+        const CHANGED = 0xFFFF << 16;
     }
 }
 

@@ -9,6 +9,7 @@
 //! mobility    which runs are for what stays
 //! table       the frame table
 //! uses        how often, and in which parts, a folio was used lately
+//! changed     where a folio that is not clean was changed
 //! entry       the words of an entry, by which readers check a frame
 //! count       the count, or the same on a model checker's atomics
 //! arena       one reservation of memory, kept until the cache is dropped
@@ -24,6 +25,7 @@ mod arena;
 mod buddy;
 #[cfg(loom)]
 pub(crate) mod bytes;
+mod changed;
 #[cfg(not(loom))]
 mod copy;
 mod count;

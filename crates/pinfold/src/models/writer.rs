@@ -32,7 +32,8 @@ fn try_write(model: &Model, page: u64, word: u64) -> Result<(), Obstacle> {
         bytes::fill(address, word);
     };
     let length = Length::Reaches((page + 1) << PAGE_SHIFT);
-    let changed = freeze::change(core, &mut changing, folio, length, &mut copy, store);
+    let bytes = 0..PAGE as usize;
+    let changed = freeze::change(core, &mut changing, folio, &bytes, length, &mut copy, store);
     drop(changing);
     if let Some(copy) = copy {
         core.put(copy);

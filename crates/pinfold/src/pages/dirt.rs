@@ -29,10 +29,21 @@ fn pages_of(folio: FolioAt) -> i64 {
     1 << folio.order
 }
 
-/// The folio at `head`, which has `page`, and whose bytes have changed.
-pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, head: FrameNumber, page: u64) {
+/// The folio at `head`, which has `page`, and of which these bytes have changed.
+pub(crate) fn make_dirty(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    head: FrameNumber,
+    page: u64,
+    bytes: &Range<usize>,
+) {
     let frame = core.frames.frame(head);
-    if frame.flags().contains(Flags::DIRTY) {
+    let (flags, changed) = (frame.flags(), Flags::changed(frame.order(), bytes));
+    if flags.contains(Flags::DIRTY) {
+        let all = !flags.intersects(Flags::CHANGED);
+        if !all && !flags.contains(changed) && !mutant::on(Mutant::ChangeUnnoted) {
+            frame.set_flags(changed);
+        }
         return;
     }
     let mut writer = changing.writer(&core.nodes);
@@ -43,17 +54,34 @@ pub(crate) fn make_dirty(core: &Core, changing: &mut Changing<'_>, head: FrameNu
     if is_lost() {
         return;
     }
-    frame.set_flags(Flags::DIRTY);
-    if writer.set_mark(page, Mark::Dirty) != Some(true) {
-        return;
-    }
-    // It was not dirty.
+    let was_dirty = writer.set_mark(page, Mark::Dirty) != Some(true);
     let was_written = writer.clear_mark(page, Mark::Writeback) == Some(true);
     let folio = writer.folio(page).expect("it was marked");
     drop(writer);
-    if !was_written {
+    if was_dirty || was_written {
+        let all = !flags.intersects(Flags::CHANGED);
+        frame.set_flags(if all { Flags::DIRTY } else { Flags::DIRTY | changed });
+    } else {
+        frame.set_flags(Flags::DIRTY | changed);
         core.add_unsynced(changing.mapping(), pages_of(folio));
     }
+}
+
+/// The folio, which was written, is dirty again: where it was changed since it was clean.
+fn make_dirty_again(core: &Core, changing: &mut Changing<'_>, folio: FolioAt) {
+    core.frames.frame(folio.frame).set_flags(Flags::DIRTY);
+    let mut writer = changing.writer(&core.nodes);
+    writer.set_mark(folio.page, Mark::Dirty);
+    writer.clear_mark(folio.page, Mark::Writeback);
+}
+
+/// A folio that is written, and where. While its bytes are on their way, its reference is kept.
+#[derive(Debug)]
+pub(crate) struct Begun<'a> {
+    pub(crate) folio: FolioAt,
+    pub(crate) held: Held<'a>,
+    /// When it became written.
+    pub(crate) flags: Flags,
 }
 
 /// The next dirty folios of `pages`, at most `most` of them, and of about `most_pages`: from here on
@@ -63,29 +91,29 @@ pub(crate) fn begin<'a>(
     mapping: &Mapping,
     pages: Range<u64>,
     (most, most_pages): (usize, i64),
-) -> Result<Vec<(FolioAt, Held<'a>)>> {
-    let mut begun: Vec<(FolioAt, Held<'a>)> = Vec::new();
+) -> Result<Vec<Begun<'a>>> {
+    let mut begun: Vec<Begun<'a>> = Vec::new();
     let (mut from, mut left) = (pages.start, most_pages);
     let mut changing = mapping.change();
     // Ends: each turn begins after the last folio of the one before.
     while begun.len() < most && left > 0 {
         let mut writer = changing.writer(&core.nodes);
         let Some(folio) = writer.next_marked(from..pages.end, Mark::Dirty) else { break };
-        core.frames.frame(folio.frame).clear_flags(Flags::DIRTY);
+        let flags = core.frames.frame(folio.frame).clear_flags(Flags::DIRTY);
         writer.clear_mark(folio.page, Mark::Dirty);
         writer.set_mark(folio.page, Mark::Writeback);
         drop(writer);
         let Some(held) = core.hold_under_change(folio.frame) else {
-            make_dirty(core, &mut changing, folio.frame, folio.page);
+            make_dirty_again(core, &mut changing, folio);
             let (path, page) = (mapping.path.clone(), folio.page);
             drop(changing);
-            let pages = begun.first().map_or(page, |(first, _)| first.page)..page;
+            let pages = begun.first().map_or(page, |first| first.folio.page)..page;
             again(core, mapping, pages);
             return Err(Cause::TooManyReferences { path, page }.into());
         };
         from = folio.end();
         left -= pages_of(folio);
-        begun.push((folio, held));
+        begun.push(Begun { folio, held, flags });
     }
     Ok(begun)
 }
@@ -94,7 +122,7 @@ pub(crate) fn begin<'a>(
 pub(crate) fn again(core: &Core, mapping: &Mapping, pages: Range<u64>) {
     if !mutant::on(Mutant::FailedStaysWritten) {
         each_written(core, mapping, pages, |changing, folio| {
-            make_dirty(core, changing, folio.frame, folio.page);
+            make_dirty_again(core, changing, folio);
         });
     }
 }
@@ -103,6 +131,7 @@ pub(crate) fn again(core: &Core, mapping: &Mapping, pages: Range<u64>) {
 pub(crate) fn clean(core: &Core, mapping: &Mapping) {
     each_written(core, mapping, 0..PAGES_END, |changing, folio| {
         changing.writer(&core.nodes).clear_mark(folio.page, Mark::Writeback);
+        core.frames.frame(folio.frame).clear_flags(Flags::CHANGED);
         core.add_unsynced(changing.mapping(), -pages_of(folio));
     });
     core.pressure.progress();

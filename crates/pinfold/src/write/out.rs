@@ -3,7 +3,7 @@
 //!
 //! 1. under the `change` mutex: the next dirty folios become written, and get a reference each: who
 //!    changes one from here on changes a copy, so what is on its way does not change;
-//! 2. without it, the writes, all at once. The last page, if the file has a part of it only, is
+//! 2. without it, the writes of what was changed in them, all at once. The last page, if the file has a part of it only, is
 //!    written last and by itself;
 //! 3. what has failed is dirty again, and the first error is the caller's.
 
@@ -14,9 +14,8 @@ use std::sync::Arc;
 use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::index::FolioAt;
-use crate::pages::core::{Core, Held};
-use crate::pages::dirt;
+use crate::pages::core::Core;
+use crate::pages::dirt::{self, Begun};
 use crate::pages::mapping::Mapping;
 use crate::source::Extent;
 
@@ -24,10 +23,33 @@ use crate::source::Extent;
 const FOLIOS_AT_ONCE: usize = 512;
 const PAGES_AT_ONCE: i64 = 4096;
 /// Of one write.
-const FOLIOS_MAX: usize = 64;
+const STRETCHES_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
 
-type InFlight<'a> = (FolioAt, Held<'a>);
+/// Bytes that are written together: of one folio, changed since it was clean.
+#[derive(Debug)]
+struct Stretch<'a> {
+    of: &'a Begun<'a>,
+    bytes: Range<usize>,
+}
+
+impl<'a> Stretch<'a> {
+    fn offset(&self) -> u64 {
+        (self.of.folio.page << PAGE_SHIFT) + self.bytes.start as u64
+    }
+
+    fn end(&self) -> u64 {
+        self.offset() + self.bytes.len() as u64
+    }
+
+    fn extent(&self, core: &'a Core) -> Extent<'a> {
+        let head = core.frames.address(self.of.held.head());
+        let at = NonNull::new(head.wrapping_add(self.bytes.start));
+        let at = at.expect("the arena is not at 0");
+        // SAFETY: the folio's memory, which the reference keeps; nothing stores to it meanwhile.
+        unsafe { Extent::new(at, self.bytes.len()) }
+    }
+}
 
 /// All folios that are dirty now and have a page of `pages`.
 pub(super) fn write_out(core: &Core, mapping: &Mapping, pages: &Range<u64>) -> Result<()> {
@@ -36,84 +58,78 @@ pub(super) fn write_out(core: &Core, mapping: &Mapping, pages: &Range<u64>) -> R
     loop {
         let most = (FOLIOS_AT_ONCE, PAGES_AT_ONCE);
         let begun = dirt::begin(core, mapping, from..pages.end, most)?;
-        let Some((last, _)) = begun.last() else { return Ok(()) };
-        from = last.end();
+        let Some(last) = begun.last() else { return Ok(()) };
+        from = last.folio.end();
         write(core, mapping, &begun)?;
     }
 }
 
 /// Steps 2 and 3.
-fn write(core: &Core, mapping: &Mapping, begun: &[InFlight<'_>]) -> Result<()> {
-    let mut runs: Vec<&[InFlight<'_>]> = Vec::new();
-    for run in begun.chunk_by(|(one, _), (next, _)| one.end() == next.page) {
+fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
+    let stretches: Vec<_> = begun.iter().flat_map(whole_pages).collect();
+    let mut runs: Vec<&[Stretch<'_>]> = Vec::new();
+    for run in stretches.chunk_by(|one, next| one.end() == next.offset()) {
         let mut rest = run;
-        // Ends: each turn takes a folio.
-        while let Some((first, _)) = rest.first() {
-            let fits = |(it, _): &InFlight<'_>| (it.end() - first.page) << PAGE_SHIFT <= BYTES_MAX;
-            let folios = rest.iter().take(FOLIOS_MAX).take_while(|it| fits(it)).count().max(1);
-            runs.push(&rest[..folios]);
-            rest = &rest[folios..];
+        // Ends: each turn takes a stretch.
+        while let Some(first) = rest.first() {
+            let fits = |it: &&Stretch<'_>| it.end() - first.offset() <= BYTES_MAX;
+            let most = rest.iter().take(STRETCHES_MAX).take_while(fits).count().max(1);
+            runs.push(&rest[..most]);
+            rest = &rest[most..];
         }
     }
-    let writes: Vec<_> = runs.iter().map(|run| whole_pages(core, run)).collect();
+    let extents = runs.iter().map(|run| run.iter().map(|it| it.extent(core)).collect());
+    let offsets = runs.iter().map(|run| run[0].offset());
+    let writes: Vec<(u64, Vec<Extent<'_>>)> = offsets.zip(extents).collect();
     let mut first_error = None;
     for (run, written) in runs.into_iter().zip(mapping.backing.write_all(&writes)) {
-        finish(core, mapping, run, whole_bytes, written, &mut first_error);
+        finish(core, mapping, run, written, &mut first_error);
     }
     // All were taken at one moment: so only the last one that the file has may end in a page.
-    let last = begun.iter().rfind(|(_, held)| held.frame().file_bytes() > 0);
-    if let Some(last @ (folio, held)) = last
-        && let file_bytes = held.frame().file_bytes()
-        && let tail_bytes = file_bytes % PAGE_BYTES
-        && tail_bytes > 0
+    let last = begun.iter().rfind(|it| it.held.frame().file_bytes() > 0);
+    if let Some(tail) = last.and_then(tail)
         && !mutant::on(Mutant::TailForgotten)
     {
-        let at = file_bytes - tail_bytes;
-        let mut tail = vec![0; tail_bytes];
-        extent(core, last, file_bytes).load(at, &mut tail);
-        let written = mapping.backing.write_tail((folio.page << PAGE_SHIFT) + at as u64, &tail);
-        let run = std::slice::from_ref(last);
-        finish(core, mapping, run, |_| file_bytes, written, &mut first_error);
+        let mut bytes = vec![0; tail.bytes.len()];
+        tail.extent(core).load(0, &mut bytes);
+        let written = mapping.backing.write_tail(tail.offset(), &bytes);
+        finish(core, mapping, &[tail], written, &mut first_error);
     }
     first_error.map_or(Ok(()), Err)
 }
 
-fn extent<'a>(core: &'a Core, (_, held): &InFlight<'a>, bytes: usize) -> Extent<'a> {
-    let address = NonNull::new(core.frames.address(held.head())).expect("the arena is not at 0");
-    // SAFETY: the folio's memory, which the reference keeps; nothing stores to it meanwhile.
-    unsafe { Extent::new(address, bytes) }
+/// What of it was changed, of the pages that the file has whole.
+fn whole_pages<'a>(of: &'a Begun<'a>) -> impl Iterator<Item = Stretch<'a>> {
+    let whole = of.held.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES;
+    let changed = of.flags.changed_bytes(of.held.frame().order());
+    let changed = changed.map(move |it| it.start..it.end.min(whole));
+    changed.filter(|it| !it.is_empty()).map(move |bytes| Stretch { of, bytes })
 }
 
-/// Of the pages of a folio that the file has whole.
-fn whole_bytes((_, held): &InFlight<'_>) -> usize {
-    held.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES
+/// Of the page that the file does not have whole, if it was changed.
+fn tail<'a>(of: &'a Begun<'a>) -> Option<Stretch<'a>> {
+    let frame = of.held.frame();
+    let file_bytes = frame.file_bytes();
+    let bytes = file_bytes - file_bytes % PAGE_BYTES..file_bytes;
+    let has = |it: Range<usize>| it.contains(&bytes.start);
+    let is_changed = !bytes.is_empty() && of.flags.changed_bytes(frame.order()).any(has);
+    is_changed.then_some(Stretch { of, bytes })
 }
 
-/// Those pages of a run, as one write, perhaps of nothing.
-fn whole_pages<'a>(core: &'a Core, run: &[InFlight<'a>]) -> (u64, Vec<Extent<'a>>) {
-    let whole = run.iter().filter(|it| whole_bytes(it) > 0);
-    let extents = whole.map(|it| extent(core, it, whole_bytes(it))).collect();
-    (run[0].0.page << PAGE_SHIFT, extents)
-}
-
-/// Step 3, for a run of each of whose folios so many `bytes` were to be written.
-fn finish<'a>(
+/// Step 3, for what was written by one write.
+fn finish(
     core: &Core,
     mapping: &Mapping,
-    run: &[InFlight<'a>],
-    bytes: impl Fn(&InFlight<'a>) -> usize,
+    run: &[Stretch<'_>],
     written: std::io::Result<()>,
     first_error: &mut Option<Error>,
 ) {
-    let (first, last) = (run[0].0, run[run.len() - 1].0);
-    let offset = first.page << PAGE_SHIFT;
-    let part_end = |it: &InFlight<'a>| (it.0.page << PAGE_SHIFT) + bytes(it) as u64;
-    let ends = run.iter().filter(|it| bytes(it) > 0).map(part_end);
-    let Some(end) = ends.max() else { return };
+    let (first, last) = (&run[0], &run[run.len() - 1]);
+    let (offset, end) = (first.offset(), last.end());
     match written {
         Ok(()) => mapping.written.source_reaches(end),
         Err(cause) => {
-            dirt::again(core, mapping, first.page..last.end());
+            dirt::again(core, mapping, first.of.folio.page..last.of.folio.end());
             let (path, cause) = (mapping.path.clone(), Arc::new(cause));
             let bytes = end - offset;
             first_error.get_or_insert_with(|| Cause::Write { path, offset, bytes, cause }.into());

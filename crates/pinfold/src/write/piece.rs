@@ -17,8 +17,8 @@ use crate::pages::mapping::Changing;
 use crate::pages::reclaim::{self, Patience};
 use crate::source::{self, Extent};
 
-/// A clean folio of more is split before a part of it is changed: it is written as a whole.
-const WRITTEN_WHOLE: u8 = 4;
+/// A clean folio of more is split before a part of it is changed: of this one, pages are written.
+const WRITTEN_BY_PAGES: u8 = 4;
 
 /// What a change may need, once it was in vain.
 struct Means<'a> {
@@ -117,9 +117,9 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
         }
         let (at, order) = ((offset - (folio.page << PAGE_SHIFT)) as usize, frame.order());
         let part = &bytes[..bytes.len().min(order.bytes() - at)];
-        let is_large = order.get() > WRITTEN_WHOLE && part.len() < order.bytes();
+        let is_large = order.get() > WRITTEN_BY_PAGES && part.len() < order.bytes();
         if is_large && may_split && !changing.writer(&core.nodes).is_marked(page, Mark::Dirty) {
-            match split(core, changing, folio, WRITTEN_WHOLE) {
+            match split(core, changing, folio, WRITTEN_BY_PAGES) {
                 Ok(going_on) => changing = going_on,
                 Err(again) => {
                     may_split = again;
@@ -133,7 +133,8 @@ pub(super) fn write(handle: &Handle, bytes: &[u8], offset: u64) -> Result<usize>
             unsafe { copy_racing(to.wrapping_add(at), part.as_ptr(), part.len()) };
         };
         let length = Length::Reaches(offset + part.len() as u64);
-        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        let (within, copy) = (at..at + part.len(), &mut means.copy);
+        let changed = freeze::change(core, &mut changing, folio, &within, length, copy, store);
         drop(changing);
         match changed {
             Ok(changed) => {
@@ -257,7 +258,8 @@ fn set_end(handle: &Handle, length: Length) -> Result<()> {
                     to.zero(at, bytes - at);
                 }
             };
-            changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+            let (within, copy) = (at..bytes, &mut means.copy);
+            changed = freeze::change(core, &mut changing, folio, &within, length, copy, store);
         } else {
             let (Length::Reaches(new) | Length::IsCut(new)) = length;
             mapping.set_len_bytes(new);
@@ -328,15 +330,11 @@ pub(super) fn drop_hole(handle: &Handle, pages: &Range<u64>) -> Result<()> {
             // SAFETY: as in `write`.
             unsafe { Extent::new(to, bytes) }.zero(zeros.start, zeros.len());
         };
-        let length = Length::Reaches(0);
-        let changed = freeze::change(core, &mut changing, folio, length, &mut means.copy, store);
+        let (length, copy) = (Length::Reaches(0), &mut means.copy);
+        let changed = freeze::change(core, &mut changing, folio, &zeros, length, copy, store);
         drop(changing);
         match changed {
-            Ok(replaced) => {
-                if let Some(replaced) = replaced {
-                    let_go(core, replaced);
-                }
-            }
+            Ok(changed) => finish(core, changed),
             Err(obstacle) => match means.overcome(obstacle, folio.page) {
                 Ok(()) => continue,
                 Err(error) => result = Err(error),

@@ -359,6 +359,41 @@ fn pins_see_what_is_written() {
     assert_eq!(pinned.extents().next().unwrap().cast::<u8>(), at);
 }
 
+/// A source that was changed since it was read shows what was written to it.
+#[test]
+fn of_a_large_folio_the_changed_pages_are_written() {
+    const PAGES: usize = 16;
+    let of = |byte: u8| vec![byte; PAGES * PAGE as usize];
+    let (source, memory) = faulty(fails(Operation::Sync, When::Nth(1), 5));
+    memory.write_at(0, &of(1)).unwrap();
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let file = cache.attach("memory", source).unwrap();
+    assert_eq!(all_of(&file), of(1));
+    assert_eq!(file.pin(0..PAGES as u64 * PAGE).unwrap().folios(), 1);
+    let written = |pages: &[u64]| {
+        let now = memory.to_vec();
+        let is_ours = |page: &u64| now[(page * PAGE) as usize] != 2;
+        let ours: Vec<_> = (0..PAGES as u64).filter(is_ours).collect();
+        assert_eq!(ours, pages);
+        memory.write_at(0, &of(2)).unwrap();
+    };
+    memory.write_at(0, &of(2)).unwrap();
+    file.write_at(&[3], 5 * PAGE + 7).unwrap();
+    file.write_at(&[3; 2], 8 * PAGE - 1).unwrap();
+    file.sync_data().unwrap_err();
+    written(&[5, 7, 8]);
+    // What the failed sync may have lost is written again, and what was changed since.
+    let guard = file.get(3).unwrap();
+    file.write_at(&[3], 3 * PAGE).unwrap();
+    drop(guard);
+    file.sync_data().unwrap();
+    written(&[3, 5, 7, 8]);
+    // From here on it was clean.
+    file.write_at(&[3], 15 * PAGE).unwrap();
+    file.sync_data().unwrap();
+    written(&[15]);
+}
+
 #[test]
 fn threads_that_sync_together_share_syncs() {
     const THREADS: u64 = 8;
@@ -1037,6 +1072,7 @@ const MUTANTS: &[(&str, &str)] = &[
     ("a_sync_of_a_range_is_none_of_all", "RangeIsAll"),
     ("a_write_after_zeros_were_seen_is_not_lost_to_the_hole", "HoleUnguarded"),
     ("a_hole_is_punched_after_what_is_on_its_way", "HoleTakesNoTurn"),
+    ("of_a_large_folio_the_changed_pages_are_written", "ChangeUnnoted"),
 ];
 
 #[cfg(feature = "mutants")]

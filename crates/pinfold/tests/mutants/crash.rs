@@ -11,6 +11,7 @@ const SEEDS: u64 = 1000;
 
 const CAUGHT: &[&str] = &[
     "DirtUnmarked",
+    "ChangeUnnoted",
     "RedirtLost",
     "CopyUndirtied",
     "MadeUndirtied",

@@ -98,6 +98,7 @@ const ONE_OF_EACH: &[(&str, &str)] = &[
 
 /// Those that it cannot see, and why; the models and the index's own tests do.
 const UNSEEN: &[(&str, &str)] = &[
+    ("change-unnoted", "it was not tried; `crash` sees it, and `write`"),
     ("change-pinned-any-count", "it was not tried; the models see it, and `write`"),
     ("pinned-wakes-nobody", "it was not tried; the models see it"),
     ("sync-failed-is-clean", "sources here lose nothing when a sync fails; `write` sees it"),

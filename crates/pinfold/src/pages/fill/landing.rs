@@ -227,7 +227,8 @@ fn land_written(core: &Core, mapping: &Mapping, filling: &Filling, end: u64) -> 
         // No slot has shown it.
         frame.change_end_by_count();
         if !mutant::on(Mutant::MadeUndirtied) {
-            dirt::make_dirty(core, &mut changing, filling.head, filling.page);
+            let bytes = 0..filling.order.bytes();
+            dirt::make_dirty(core, &mut changing, filling.head, filling.page, &bytes);
         }
         enter(core, mapping, filling.head);
     }

@@ -19,6 +19,8 @@
 //! The caller wakes those who met an odd version of a folio that was not frozen, and lets go of the
 //! old folio, when it has released the mutex.
 
+use std::ops::Range;
+
 use super::users::{self, InUse};
 use crate::base::mutant::{self, Mutant};
 use crate::base::sync::{Ordering, fence};
@@ -56,11 +58,12 @@ pub(crate) enum Length {
     IsCut(u64),
 }
 
-/// Changes a folio; `store` gets its address. `copy` is taken if it is needed.
+/// Changes these `bytes` of a folio; `store` gets its address. `copy` is taken if it is needed.
 pub(crate) fn change(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: FolioAt,
+    bytes: &Range<usize>,
     length: Length,
     copy: &mut Option<FrameNumber>,
     store: impl FnOnce(*mut u8),
@@ -107,7 +110,7 @@ pub(crate) fn change(
         }
     };
     if changed.old.is_none() || !mutant::on(Mutant::CopyUndirtied) {
-        dirt::make_dirty(core, changing, head, folio.page);
+        dirt::make_dirty(core, changing, head, folio.page, bytes);
     }
     Ok(changed)
 }
@@ -192,7 +195,7 @@ fn replace(
     unsafe { copy_racing(to, core.frames.address(folio.frame), identity.order.bytes()) };
     store(to);
     new.set_uses_of(old);
-    new.set_flags(old.flags() & Flags::READAHEAD);
+    new.set_flags(old.flags() & (Flags::READAHEAD | Flags::CHANGED));
     new.set_identity(identity);
     new.set_file_bytes(old.file_bytes());
     set_length(changing, new, folio.page, length);

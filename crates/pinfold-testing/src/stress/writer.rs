@@ -53,7 +53,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     }
 }
 
-/// What a source that fails now and then fails, and what pins keep from being written, is tried
+/// What a source that fails now and then fails, and what is pinned and held meanwhile, is tried
 /// again.
 fn until_done(
     shared: &Shared,

@@ -115,6 +115,12 @@ impl Condvar {
         guard
     }
 
+    pub(crate) fn notify_one(&self) {
+        if self.waiters.load(Ordering::Relaxed) > 0 {
+            self.queue.notify_one();
+        }
+    }
+
     pub(crate) fn notify_all(&self) {
         if self.waiters.load(Ordering::Relaxed) > 0 {
             self.queue.notify_all();

@@ -28,7 +28,8 @@ pub(crate) struct WriteState {
     /// Of folios that are not clean. Changes under the `change` mutex.
     unsynced_pages: AtomicU64,
     turns: Mutex<SyncTurns>,
-    ended: Condvar,
+    /// Whom the end of an odd turn will do, or may; and whom that of an even one.
+    ended: [Condvar; 2],
     /// Taken before the turn: one thread at a time appends.
     pub(crate) appending: Mutex<()>,
 }
@@ -68,7 +69,7 @@ impl WriteState {
             source_bytes: AtomicU64::new(source_bytes),
             unsynced_pages: AtomicU64::new(0),
             turns: Mutex::new(SyncTurns { durable_bytes: source_bytes, ..SyncTurns::default() }),
-            ended: Condvar::new(),
+            ended: [Condvar::new(), Condvar::new()],
             appending: Mutex::new(()),
         }
     }
@@ -150,7 +151,8 @@ impl WriteState {
     pub(crate) fn turn(&self) -> SyncTurn<'_> {
         let mut turns = self.turns.lock();
         while turns.taken {
-            turns = self.ended.wait(turns);
+            let begun = turns.begun;
+            turns = self.after(begun + 1).wait(turns);
         }
         self.begin(&mut turns)
     }
@@ -189,8 +191,15 @@ impl WriteState {
             if !turns.taken {
                 return Some(self.begin(&mut turns));
             }
-            turns = self.ended.wait(turns);
+            // The turn that has begun will do, or the next.
+            let will_do = turns.begun.max(came + 1);
+            turns = self.after(will_do).wait(turns);
         }
+    }
+
+    /// Where those wait whom this turn will do. One is woken before, to begin it.
+    fn after(&self, turn: u64) -> &Condvar {
+        &self.ended[(turn % 2) as usize]
     }
 
     fn begin(&self, turns: &mut SyncTurns) -> SyncTurn<'_> {
@@ -229,7 +238,11 @@ impl SyncTurn<'_> {
 
 impl Drop for SyncTurn<'_> {
     fn drop(&mut self) {
-        self.0.turns.lock().taken = false;
-        self.0.ended.notify_all();
+        let mut turns = self.0.turns.lock();
+        turns.taken = false;
+        let number = turns.begun;
+        drop(turns);
+        self.0.after(number + 1).notify_one();
+        self.0.after(number).notify_all();
     }
 }

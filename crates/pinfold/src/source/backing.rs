@@ -15,7 +15,7 @@ use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
 use super::meter::Meter;
 use super::open::{ALIGNMENT_MAX, Opened};
-use super::own_ring::{self, OwnRing};
+use super::own_ring::{self, OwnRing, Transfer};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
@@ -201,24 +201,26 @@ impl Backing {
 
     /// Carries out all writes at once, and waits for their ends: the result of each. One that is
     /// alone is made in this thread.
-    pub(crate) fn write_all(&self, writes: &[(u64, Vec<Extent<'_>>)]) -> Vec<io::Result<()>> {
-        if let [(offset, extents)] = writes {
-            return vec![if extents.is_empty() { Ok(()) } else { self.write(*offset, extents) }];
+    pub(crate) fn write_all(&self, writes: Vec<Transfer<'_>>) -> Vec<io::Result<()>> {
+        match &writes[..] {
+            [] => return Vec::new(),
+            [(offset, extents)] => return vec![self.write(*offset, extents)],
+            _ => {}
+        }
+        if let Some(ring) = self.own_ring() {
+            return ring.write_all(writes);
         }
         let (tell, told) = mpsc::channel();
-        let request = |(n, (offset, extents)): (usize, &(u64, Vec<Extent<'_>>))| {
-            if extents.is_empty() {
-                return None;
-            }
+        let request = |(n, (offset, extents)): (usize, &Transfer<'_>)| {
             let tell = tell.clone();
             let completion = move |result| drop(tell.send((n, result)));
             // SAFETY: of both: this call waits until all completions were called.
             let owned = |it: &Extent<'_>| unsafe { Extent::new(it.address(), it.bytes()) };
             let extents = extents.iter().map(owned).collect();
             // SAFETY: as above.
-            Some(unsafe { Request::write(*offset, extents, Box::new(completion)) }.awaited())
+            unsafe { Request::write(*offset, extents, Box::new(completion)) }.awaited()
         };
-        let mut requests: Vec<_> = writes.iter().enumerate().filter_map(request).collect();
+        let mut requests: Vec<_> = writes.iter().enumerate().map(request).collect();
         drop(tell);
         let _ = self.try_submit(&mut requests);
         // What nobody takes, this thread does.
@@ -286,7 +288,7 @@ impl Backing {
         source.map_or(Ok(()), |source| guarded("sync", || source.sync(data_only)))
     }
 
-    /// The calling thread's ring for a batch of reads, if it may have one for this source.
+    /// The calling thread's ring for a batch, if it may have one for this source.
     pub(crate) fn own_ring(&self) -> Option<OwnRing<'_>> {
         let file = self.file().filter(|file| file.by_own_rings)?;
         own_ring::take(file, &self.engine.under_way, &self.meter)

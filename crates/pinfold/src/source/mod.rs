@@ -91,7 +91,7 @@ pub use meter::{LaneStats, SourceStats};
 #[cfg(any(feature = "map", test))]
 pub(crate) use open::Opened;
 pub(crate) use open::{Access, OpenError, find, look};
-pub(crate) use own_ring::Reading;
+pub(crate) use own_ring::Transfer;
 pub(crate) use request::Direction;
 pub use request::Request;
 use request::overlong;

@@ -1,6 +1,6 @@
-//! Reads that the calling thread waits for, all at once: by an `io_uring` of its own. The cache's
-//! ring (`ring/`) costs several switches of threads for a batch; here, one system call (up to three
-//! more where the device is idle) submits all reads, 64 at most, and waits for them.
+//! Reads or writes that the calling thread waits for, all at once: by an `io_uring` of its own. The
+//! cache's ring (`ring/`) costs several switches of threads for a batch; here, one system call (of
+//! reads up to three more where the device is idle) submits all, 64 at most, and waits for them.
 //!
 //! *Early submissions.* The kernel notifies a device when a call has submitted all of its reads. An
 //! idle device would rather begin with the first: so that one is submitted before the others are
@@ -10,16 +10,16 @@
 //! the thread. Where it cannot be made, or fails, the caller does without from then on. A forked
 //! child does not see the queues, and makes a ring of its own.
 //!
-//! *The memory* is the caller's: the call returns when the kernel is done with all reads, and does
+//! *The memory* is the caller's: the call returns when the kernel is done with all of it, and does
 //! not unwind before. If the kernel refuses to be entered any more (seccomp), the ring is closed,
-//! and waited for as in `ring/driver.rs`. What has no result by then is read by `preadv`.
+//! and waited for as in `ring/driver.rs`. What has no result by then is done by `preadv` or `pwritev`.
 
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::IoUring;
 
@@ -32,14 +32,15 @@ use super::uring::{self, AbortOnUnwind};
 use crate::base::fork::Birth;
 use crate::base::mutant::{self, Mutant};
 
-pub(super) const READS_MAX: usize = 64;
+pub(super) const TRANSFERS_MAX: usize = 64;
 
 const EARLY: [usize; 3] = [1, 3, 5];
 
 /// With at most so many requests and calls under way, the device is taken to have little to do.
 const FEW: u64 = 1;
 
-pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
+/// Bytes to read or to write: from this offset on, to or from this memory.
+pub(crate) type Transfer<'a> = (u64, Vec<Extent<'a>>);
 
 enum Own {
     NotYet,
@@ -57,7 +58,7 @@ struct OfThread {
 
 impl OfThread {
     fn new() -> Option<Self> {
-        let kernel = ManuallyDrop::new(uring::set_up(READS_MAX).ok()?);
+        let kernel = ManuallyDrop::new(uring::set_up(TRANSFERS_MAX).ok()?);
         Some(OfThread { kernel, slots: IovecSlots::default(), birth: Birth::here() })
     }
 }
@@ -83,25 +84,28 @@ pub(super) struct IovecSlots {
 
 impl Default for IovecSlots {
     fn default() -> Self {
-        let iovecs = (0..READS_MAX).map(|_| Iovecs::new()).collect();
-        IovecSlots { iovecs, free: (0..READS_MAX).rev().collect() }
+        let iovecs = (0..TRANSFERS_MAX).map(|_| Iovecs::new()).collect();
+        IovecSlots { iovecs, free: (0..TRANSFERS_MAX).rev().collect() }
     }
 }
 
 pub(super) struct BatchFlight<'a> {
-    reading: Reading<'a>,
+    transfer: Transfer<'a>,
     slot: usize,
     progress: TransferProgress,
     pub(super) result: Option<io::Result<usize>>,
 }
 
-/// The kernel by a ring, or a test's device, with room for [`READS_MAX`] reads.
+/// A file, one of its descriptors, and which way.
+pub(super) type By<'a> = (&'a Descriptor, RawFd, Direction);
+
+/// The kernel by a ring, or a test's device, with room for [`TRANSFERS_MAX`] transfers.
 pub(super) trait Carrier {
-    /// Takes the read number `n`, from `at` of `file` on, by its descriptor `fd`.
+    /// Takes the transfer number `n`, from `at` of the file on, by `by`.
     ///
     /// # Safety
     /// The iovecs stay in place, and their memory is the carrier's, until completion or its end.
-    unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs);
+    unsafe fn push(&mut self, by: By<'_>, n: usize, at: u64, iovecs: &Iovecs);
 
     /// Submits what was pushed, waits for so many completions, and returns the number and the
     /// result of each that has come, in any order: fewer or more, perhaps none. Error: it takes no
@@ -110,11 +114,11 @@ pub(super) trait Carrier {
 }
 
 impl Carrier for IoUring {
-    unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs) {
-        let entry = uring::transfer(file, fd, Direction::Read, at, iovecs).user_data(n as u64);
+    unsafe fn push(&mut self, (file, fd, way): By<'_>, n: usize, at: u64, iovecs: &Iovecs) {
+        let entry = uring::transfer(file, fd, way, at, iovecs).user_data(n as u64);
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.submission().push(&entry) };
-        assert!(pushed.is_ok(), "the submission queue has room for all reads");
+        assert!(pushed.is_ok(), "the submission queue has room for all");
     }
 
     fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
@@ -150,20 +154,53 @@ impl OwnRing<'_> {
     /// As [`Backing::read`](super::Backing::read) for `first` and `others` at the same time.
     /// `others` is called once, perhaps when the first read is under way: so it must wait for
     /// nothing but locks. If it panics, the process is aborted. Cost: one system call for each
-    /// [`READS_MAX`] reads, and up to three more where there is little else to do.
+    /// [`TRANSFERS_MAX`] reads, and up to three more where there is little else to do.
     pub(crate) fn read_all<'a>(
         self,
-        first: Option<Reading<'a>>,
-        others: impl FnOnce() -> Vec<Reading<'a>>,
+        first: Option<Transfer<'a>>,
+        others: impl FnOnce() -> Vec<Transfer<'a>>,
     ) -> Vec<io::Result<usize>> {
-        let OwnRing { mut own, file, under_way, meter } = self;
-        let early = under_way.count() <= FEW;
+        let meter = self.meter;
+        let early = self.under_way.count() <= FEW;
+        let (took, read) = self.carry_out(Direction::Read, first, others, early);
+        let settle = |((_, extents), result): (Transfer<'a>, _)| {
+            let result = request::settle(&extents, result);
+            meter.read.count(took, extent::total_bytes(&extents), &result);
+            result
+        };
+        read.into_iter().map(settle).collect()
+    }
+
+    /// Writes all of them, at the same time.
+    pub(super) fn write_all(self, writes: Vec<Transfer<'_>>) -> Vec<io::Result<()>> {
+        let meter = self.meter;
+        let (took, written) = self.carry_out(Direction::Write, None, || writes, false);
+        let settle = |((_, extents), result): (Transfer<'_>, io::Result<usize>)| {
+            let bytes = extent::total_bytes(&extents);
+            let all =
+                |done| if done < bytes { Err(request::underlong(done, bytes)) } else { Ok(done) };
+            let result = result.and_then(all);
+            meter.write.count(took, bytes, &result);
+            result.map(drop)
+        };
+        written.into_iter().map(settle).collect()
+    }
+
+    /// Returns how long all of it took, and what came of each.
+    fn carry_out<'a>(
+        self,
+        way: Direction,
+        first: Option<Transfer<'a>>,
+        others: impl FnOnce() -> Vec<Transfer<'a>>,
+        early: bool,
+    ) -> (Duration, Vec<(Transfer<'a>, io::Result<usize>)>) {
+        let OwnRing { mut own, file, under_way, .. } = self;
         let _moves = under_way.begin();
         let since = Instant::now();
         let OfThread { kernel, slots, .. } = &mut *own;
-        let mut reads = BatchReads::of(&mut kernel.0, slots, &file);
-        let ended = reads.carry_out(first, others, early);
-        let flights = reads.flights;
+        let mut batch = RingBatch::of(&mut kernel.0, slots, &file, way);
+        let ended = batch.carry_out(first, others, early);
+        let flights = batch.flights;
         match ended {
             Ok(()) => {
                 // Else the thread ends, and the ring with it.
@@ -172,43 +209,47 @@ impl OwnRing<'_> {
             Err(_) => do_without(*own),
         }
         let took = since.elapsed();
-        let settle = |BatchFlight { reading: (offset, extents), result, .. }: BatchFlight<'a>| {
-            let plainly = || file.transfer(Direction::Read, offset, &extents);
-            let result = request::settle(&extents, result.unwrap_or_else(plainly));
-            meter.read.count(took, extent::total_bytes(&extents), &result);
-            result
+        let end = |BatchFlight { transfer: (offset, extents), result, .. }: BatchFlight<'a>| {
+            let result = result.unwrap_or_else(|| file.transfer(way, offset, &extents));
+            ((offset, extents), result)
         };
-        flights.into_iter().map(settle).collect()
+        (took, flights.into_iter().map(end).collect())
     }
 }
 
-pub(super) struct BatchReads<'c, 'a, C> {
+pub(super) struct RingBatch<'c, 'a, C> {
     carrier: &'c mut C,
     slots: &'c mut IovecSlots,
     file: &'c Descriptor,
+    way: Direction,
     pub(super) flights: Vec<BatchFlight<'a>>,
     /// Those before this one are in flight, or have a result.
     launched: usize,
     in_flight: usize,
 }
 
-impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
+impl<'c, 'a, C: Carrier> RingBatch<'c, 'a, C> {
     /// All `slots` are free.
-    pub(super) fn of(carrier: &'c mut C, slots: &'c mut IovecSlots, file: &'c Descriptor) -> Self {
-        BatchReads { carrier, slots, file, flights: Vec::new(), launched: 0, in_flight: 0 }
+    pub(super) fn of(
+        carrier: &'c mut C,
+        slots: &'c mut IovecSlots,
+        file: &'c Descriptor,
+        way: Direction,
+    ) -> Self {
+        RingBatch { carrier, slots, file, way, flights: Vec::new(), launched: 0, in_flight: 0 }
     }
 
-    /// If the carrier takes no more calls, some reads have no result, and it may still have them.
+    /// If the carrier takes no more calls, some have no result, and it may still have them.
     pub(super) fn carry_out(
         &mut self,
-        first: Option<Reading<'a>>,
-        others: impl FnOnce() -> Vec<Reading<'a>>,
+        first: Option<Transfer<'a>>,
+        others: impl FnOnce() -> Vec<Transfer<'a>>,
         early: bool,
     ) -> io::Result<()> {
         let _guard = AbortOnUnwind;
-        let flight = |reading| {
+        let flight = |transfer| {
             let (slot, progress, result) = Default::default();
-            BatchFlight { reading, slot, progress, result }
+            BatchFlight { transfer, slot, progress, result }
         };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
@@ -218,14 +259,14 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
         }
         self.flights.extend(others().into_iter().map(flight));
         entered?;
-        for reads in EARLY {
-            if early && (self.launched + 1..self.flights.len()).contains(&reads) {
-                self.launch_up_to(reads);
+        for end in EARLY {
+            if early && (self.launched + 1..self.flights.len()).contains(&end) {
+                self.launch_up_to(end);
                 self.enter(0)?;
             }
         }
         self.launch_up_to(self.flights.len());
-        // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
+        // Ends: each turn sees a completion, or was interrupted; the kernel completes each.
         while self.in_flight > 0 {
             self.enter(self.in_flight)?;
             self.launch_up_to(self.flights.len());
@@ -234,10 +275,10 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
     }
 
     fn launch_up_to(&mut self, end: usize) {
-        while self.launched < end && self.in_flight < READS_MAX {
+        while self.launched < end && self.in_flight < TRANSFERS_MAX {
             let flight = &mut self.flights[self.launched];
-            let (offset, extents) = &flight.reading;
-            match self.file.check(Direction::Read, *offset, extents) {
+            let (offset, extents) = &flight.transfer;
+            match self.file.check(self.way, *offset, extents) {
                 Ok(()) => {
                     flight.slot = self.slots.free.pop().expect("each in flight has one");
                     self.in_flight += 1;
@@ -250,14 +291,15 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
     }
 
     fn launch(&mut self, n: usize) {
-        let BatchFlight { reading: (offset, extents), slot, progress, .. } = &mut self.flights[n];
+        let BatchFlight { transfer: (offset, extents), slot, progress, .. } = &mut self.flights[n];
         let end = *offset + extent::total_bytes(extents) as u64;
-        let fd = progress.descriptor(self.file, Direction::Read, end);
+        let fd = progress.descriptor(self.file, self.way, end);
         let iovecs = &mut self.slots.iovecs[*slot];
         iovecs.fill(extents, progress.done);
+        let by = (self.file, fd, self.way);
         // SAFETY: the memory is this call's, and the iovecs are in a box that is neither moved out
         // of nor freed, until the completion was seen or the kernel has released the ring.
-        unsafe { self.carrier.push(self.file, fd, n, *offset + progress.done as u64, iovecs) };
+        unsafe { self.carrier.push(by, n, *offset + progress.done as u64, iovecs) };
     }
 
     fn enter(&mut self, completions: usize) -> io::Result<()> {
@@ -265,9 +307,9 @@ impl<'c, 'a, C: Carrier> BatchReads<'c, 'a, C> {
             let first = || self.flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
             let n = if mutant::on(Mutant::LandInTurn) { first() } else { n };
             let flight = &mut self.flights[n];
-            let (asked, got) = (extent::total_bytes(&flight.reading.1), uring::told(result));
+            let (asked, got) = (extent::total_bytes(&flight.transfer.1), uring::told(result));
             let short = got.is_ok() && mutant::on(Mutant::ShortIsWhole);
-            flight.result = flight.progress.landed(self.file, Direction::Read, asked, got);
+            flight.result = flight.progress.landed(self.file, self.way, asked, got);
             if short {
                 flight.result = Some(Ok(flight.progress.done));
             }

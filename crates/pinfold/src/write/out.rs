@@ -17,7 +17,7 @@ use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Core;
 use crate::pages::dirt::{self, Begun};
 use crate::pages::mapping::Mapping;
-use crate::source::Extent;
+use crate::source::{Extent, Transfer};
 
 /// Under way at once.
 const FOLIOS_AT_ONCE: usize = 512;
@@ -80,9 +80,9 @@ fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
     }
     let extents = runs.iter().map(|run| run.iter().map(|it| it.extent(core)).collect());
     let offsets = runs.iter().map(|run| run[0].offset());
-    let writes: Vec<(u64, Vec<Extent<'_>>)> = offsets.zip(extents).collect();
+    let writes: Vec<Transfer<'_>> = offsets.zip(extents).collect();
     let mut first_error = None;
-    for (run, written) in runs.into_iter().zip(mapping.backing.write_all(&writes)) {
+    for (run, written) in runs.into_iter().zip(mapping.backing.write_all(writes)) {
         finish(core, mapping, run, written, &mut first_error);
     }
     // All were taken at one moment: so only the last one that the file has may end in a page.

@@ -65,6 +65,10 @@ impl Condvar {
         self.wait(guard)
     }
 
+    pub(super) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
     pub(super) fn notify_all(&self) {
         self.0.notify_all();
     }

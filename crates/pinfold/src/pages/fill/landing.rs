@@ -16,7 +16,7 @@ use crate::pages::failures::Failed;
 use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::written::FileUse;
-use crate::source::{self, Extent, Reading, Request, Truncated};
+use crate::source::{self, Extent, Request, Transfer, Truncated};
 
 /// Who wants what is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl FillBatch {
         self.finish(read, keep_first);
     }
 
-    pub(crate) fn reading(&self) -> Reading<'_> {
+    pub(crate) fn reading(&self) -> Transfer<'_> {
         (self.offset(), self.extents())
     }
 

@@ -2,16 +2,16 @@
 //! ring.
 
 use std::cell::RefCell;
-use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use super::opening::forbid;
 use super::*;
 use crate::base::mutant::{self, Mutant};
+use crate::source::Direction;
 use crate::source::descriptor::{Descriptor, Iovecs};
-use crate::source::own_ring::{BatchReads, Carrier, IovecSlots, READS_MAX};
+use crate::source::own_ring::{By, Carrier, IovecSlots, RingBatch, TRANSFERS_MAX};
 
-const READS: usize = 3 * READS_MAX + 5;
+const READS: usize = 3 * TRANSFERS_MAX + 5;
 const LEN: usize = READS * PAGE - 77;
 
 /// Reads a page for each of the file, and one behind its end, in an order of no use to anyone.
@@ -66,6 +66,27 @@ fn each_of_many_reads_at_once_is_itself() {
 }
 
 #[test]
+fn each_of_many_writes_at_once_is_itself() {
+    with_a_file(|backing| {
+        let pages: Vec<u64> = (0..READS as u64 - 1).rev().collect();
+        let memory: Vec<_> = pages.iter().map(|&page| Lent::filled(PAGE, page as u8)).collect();
+        let to_write = |(&page, lent): (&u64, &Lent)| (page * PAGE as u64, vec![lent.extent()]);
+        let mut writes: Vec<_> = pages.iter().zip(&memory).map(to_write).collect();
+        writes.push((77, vec![memory[0].extent()]));
+        let mut written = backing.own_ring().unwrap().write_all(writes);
+        let wrong = written.pop().unwrap().unwrap_err();
+        assert!(wrong.to_string().contains("offset 0x4d is not a multiple of"), "{wrong}");
+        assert!(written.iter().all(Result::is_ok) && written.len() == pages.len());
+        assert_eq!(backing.stats().write.calls, READS as u64);
+        for page in pages {
+            let read = Lent::filled(PAGE, 0xaa);
+            backing.read(page * PAGE as u64, &mut [read.extent()]).unwrap();
+            assert!(read.bytes().iter().all(|&byte| byte == page as u8), "page {page}");
+        }
+    });
+}
+
+#[test]
 fn an_error_of_one_of_many_reads_is_its_own() {
     with_a_file(|backing| {
         let memory = [0; 3].map(|_| Lent::filled(PAGE, 0xaa));
@@ -108,7 +129,7 @@ struct Device {
 }
 
 const BLOCK: usize = 512;
-const DEVICE_READS: usize = 2 * READS_MAX + 5;
+const DEVICE_READS: usize = 2 * TRANSFERS_MAX + 5;
 const DEVICE_LEN: usize = 1000 * BLOCK + 77;
 
 impl Device {
@@ -142,13 +163,13 @@ impl Device {
 }
 
 impl Carrier for Device {
-    unsafe fn push(&mut self, _: &Descriptor, _: RawFd, n: usize, at: u64, iovecs: &Iovecs) {
+    unsafe fn push(&mut self, _: By<'_>, n: usize, at: u64, iovecs: &Iovecs) {
         self.pushed.push((n, at, iovecs.as_slice().to_vec()));
     }
 
     fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
         let pushed = self.pushed.len();
-        if pushed > READS_MAX || completions != 0 && completions != pushed {
+        if pushed > TRANSFERS_MAX || completions != 0 && completions != pushed {
             return Err(io::Error::other("more reads, or others, than the device has"));
         }
         let mut ended = Vec::new();
@@ -180,7 +201,7 @@ fn is_each_itself(seed: u64) -> Result<(), String> {
     let mut device = Device { numbers, pushed: Vec::new(), given_back: [0; DEVICE_READS] };
     let mut slots = IovecSlots::default();
     let first = if has_first { readings.next() } else { None };
-    let mut reads = BatchReads::of(&mut device, &mut slots, &file);
+    let mut reads = RingBatch::of(&mut device, &mut slots, &file, Direction::Read);
     let ended = reads.carry_out(first, || readings.collect(), early);
     let flights = reads.flights;
     ended.map_err(|cause| cause.to_string())?;
@@ -224,7 +245,7 @@ struct Submissions {
 }
 
 impl Carrier for Submissions {
-    unsafe fn push(&mut self, _: &Descriptor, _: RawFd, n: usize, _: u64, iovecs: &Iovecs) {
+    unsafe fn push(&mut self, _: By<'_>, n: usize, _: u64, iovecs: &Iovecs) {
         let asked: usize = iovecs.as_slice().iter().map(|part| part.iov_len).sum();
         self.pushed.push((n, i32::try_from(asked).expect("a few KiB")));
         self.new += 1;
@@ -251,7 +272,7 @@ fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
         before = of_each_call.borrow().iter().sum();
         readings.collect()
     };
-    let mut reads = BatchReads::of(&mut device, &mut slots, &file);
+    let mut reads = RingBatch::of(&mut device, &mut slots, &file, Direction::Read);
     let ended = reads.carry_out(first, others, early);
     let flights = reads.flights;
     ended.unwrap();

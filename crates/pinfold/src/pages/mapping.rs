@@ -25,7 +25,10 @@ use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mapped::{MappedOfFile, MappedStates};
 use crate::pages::pressure::OnItsWay;
 use crate::pages::written::{FileUse, WriteState};
-use crate::source::{Backing, Contents, FileId, FileIdentity, FileKey, LetGo, shared_bytes};
+use crate::source::{
+    Backing, Contents, FileId, FileIdentity, FileKey, LetGo, Time, realtime, shared_bytes,
+    was_just_now,
+};
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -84,12 +87,16 @@ pub(crate) struct ReadUnder {
     settled: bool,
     /// Appended to, as far as is known.
     grown: bool,
+    /// When bytes were written here for the last time since; unless others have written, too.
+    written: Option<Time>,
+    by_others: bool,
 }
 
 impl ReadUnder {
     /// The file has had these contents just now.
     pub(crate) fn now(contents: Contents) -> Self {
-        ReadUnder { contents, settled: contents.are_settled(), grown: false }
+        let settled = contents.are_settled();
+        ReadUnder { contents, settled, grown: false, written: None, by_others: false }
     }
 
     pub(crate) fn as_grown(self) -> Self {
@@ -100,12 +107,9 @@ impl ReadUnder {
         self.grown
     }
 
-    /// These contents were written here, after those.
-    pub(crate) fn followed_by(self, contents: Contents) -> Self {
-        if self.is(&contents) {
-            return self;
-        }
-        ReadUnder { contents, settled: self.settled && contents.are_settled(), ..self }
+    /// Here.
+    pub(crate) fn was_written(&self) -> bool {
+        self.written.is_some()
     }
 
     pub(crate) fn is(&self, contents: &Contents) -> bool {
@@ -181,6 +185,38 @@ impl Mapping {
     /// the turn of a file that is written to.
     pub(crate) fn set_read_under(&self, contents: ReadUnder) {
         *self.read_under.lock() = Some(contents);
+    }
+
+    /// In a turn, before the source is changed. To ask for times is expensive: Linux then gives the
+    /// next write a time of its own, which goes to the journal. So not again in a row of writes.
+    pub(crate) fn before_own_writes(&self) {
+        let just_now = |it: ReadUnder| it.written.is_some_and(was_just_now);
+        if !self.read_under().is_none_or(just_now) {
+            self.tell_own_writes();
+        }
+    }
+
+    /// In a turn, when the source was changed.
+    pub(crate) fn after_own_writes(&self) {
+        if let Some(under) = &mut *self.read_under.lock()
+            && !under.by_others
+        {
+            under.written = Some(realtime());
+        }
+    }
+
+    /// In a turn: whether all that was changed since the cached pages were read was written here, as
+    /// far as the times tell. Then the file has the contents that it has now.
+    pub(crate) fn tell_own_writes(&self) {
+        let Some(under) = self.read_under().filter(|it| !it.by_others) else { return };
+        let Ok(Some(now)) = self.backing.contents() else { return };
+        let is_own = under.written.map_or(under.is(&now), |time| now.were_there(time));
+        self.set_read_under(match under.written {
+            Some(_) if is_own => {
+                ReadUnder { contents: now, settled: false, written: None, ..under }
+            }
+            _ => ReadUnder { by_others: !is_own, written: None, ..under },
+        });
     }
 
     #[cfg(feature = "map")]

@@ -16,7 +16,23 @@ const GRAIN_NS: i128 = 20_000_000;
 /// The same where times are whole seconds, or two.
 const COARSE_GRAIN_NS: i128 = 2_020_000_000;
 
-type Time = (i64, i64);
+/// Seconds and nanoseconds.
+pub(crate) type Time = (i64, i64);
+
+pub(crate) fn realtime() -> Time {
+    let now = clock_gettime(ClockId::Realtime);
+    (now.tv_sec, now.tv_nsec)
+}
+
+/// Less than half a grain ago.
+pub(crate) fn was_just_now(time: Time) -> bool {
+    let age = in_ns(realtime()) - in_ns(time);
+    (0..GRAIN_NS / 2).contains(&age)
+}
+
+fn in_ns((seconds, ns): Time) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(ns)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
@@ -39,6 +55,11 @@ impl Contents {
         }
     }
 
+    /// Whether they were changed for the last time at that time or before.
+    pub(crate) fn were_there(&self, time: Time) -> bool {
+        self.changed <= time
+    }
+
     /// Whether each change from now on will make them differ. They were asked for just now.
     pub(crate) fn are_settled(&self) -> bool {
         let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -47,7 +68,6 @@ impl Contents {
 
     fn are_settled_at(&self, now: Time) -> bool {
         let grain = if self.changed.1 == 0 { COARSE_GRAIN_NS } else { GRAIN_NS };
-        let in_ns = |(seconds, ns): Time| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         let age = in_ns(now) - in_ns(self.changed);
         // A time in the future is that of another clock, and says nothing.
         age > grain || age < -grain

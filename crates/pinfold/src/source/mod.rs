@@ -79,7 +79,7 @@ use std::time::Duration;
 
 pub(crate) use aligned::AlignedBuffer;
 pub(crate) use backing::{Backing, LetGo, Truncated};
-pub(crate) use contents::Contents;
+pub(crate) use contents::{Contents, Time, realtime, was_just_now};
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 pub use identity::SourceIdentity;

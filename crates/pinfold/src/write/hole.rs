@@ -68,9 +68,10 @@ fn punch_pages(handle: &Handle, pages: Range<u64>) -> Result<bool> {
         let _turn = (!mutant::on(Mutant::HoleTakesNoTurn)).then(|| mapping.written.turn());
         let _resizing = mapping.resizing.lock();
         mapping.change().set_hole(pages.clone());
-        let before = sync::contents(mapping);
+        mapping.before_own_writes();
         // Steps 3 and 4.
         let punched = mapping.backing.punch_hole(bytes_of(&pages)).is_ok();
+        mapping.after_own_writes();
         let result = if punched {
             mapping.written.hole_punched();
             piece::drop_hole(handle, &pages)
@@ -78,7 +79,6 @@ fn punch_pages(handle: &Handle, pages: Range<u64>) -> Result<bool> {
             Ok(())
         };
         mapping.change().set_hole(0..0);
-        sync::keep_contents(mapping, before.as_ref());
         result.map(|()| punched)
     })
 }

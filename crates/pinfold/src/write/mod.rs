@@ -150,7 +150,6 @@ pub(crate) fn set_len(handle: &Handle, len_bytes: u64) -> Result<()> {
         // Nothing is on its way to the source that would make it longer again.
         let _turn = mapping.written.turn();
         let mut resizing = mapping.resizing.lock();
-        let before = sync::contents(mapping);
         if len_bytes < mapping.len_bytes() {
             piece::cut(handle, len_bytes)?;
             if !mutant::on(Mutant::CutKeepsSource) {
@@ -161,7 +160,6 @@ pub(crate) fn set_len(handle: &Handle, len_bytes: u64) -> Result<()> {
             piece::reach(handle, len_bytes)?;
         }
         *resizing = len_bytes;
-        sync::keep_contents(mapping, before.as_ref());
         Ok(())
     })
 }

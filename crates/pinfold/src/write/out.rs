@@ -60,7 +60,10 @@ pub(super) fn write_out(core: &Core, mapping: &Mapping, pages: &Range<u64>) -> R
         let begun = dirt::begin(core, mapping, from..pages.end, most)?;
         let Some(last) = begun.last() else { return Ok(()) };
         from = last.folio.end();
-        write(core, mapping, &begun)?;
+        mapping.before_own_writes();
+        let written = write(core, mapping, &begun);
+        mapping.after_own_writes();
+        written?;
     }
 }
 

@@ -27,7 +27,6 @@ use crate::pages::handle::Handle;
 use crate::pages::mapping::Mapping;
 use crate::pages::reclaim::{self, NAP_MAX};
 use crate::pages::written::{FileUse, SyncTurn};
-use crate::source::Contents;
 
 /// What is not clean may take this part of the budget, and one file this part of that in any case.
 const UNSYNCED_PART: u64 = 4;
@@ -72,7 +71,6 @@ fn sync_now(
     if !mapping.backing.is_open() && !mapping.written.needs_sync() {
         return Ok(()); // its last handle has synced it
     }
-    let before = contents(mapping);
     let mut early = mutant::on(Mutant::SyncsFirst).then(|| mapping.backing.sync(data_only));
     if mutant::on(Mutant::SyncOnlyWrites) {
         early = Some(Ok(()));
@@ -100,7 +98,6 @@ fn sync_now(
     } else {
         dirt::clean(core, mapping);
     }
-    keep_contents(mapping, before.as_ref());
     let is_all = *range == ALL || mutant::on(Mutant::RangeIsAll);
     turn.ends(data_only, synced.is_ok(), written.is_ok() && is_all);
     let is_unsaid = mutant::on(Mutant::WriteErrorUnsaid);
@@ -134,7 +131,9 @@ fn settle_length(core: &Core, mapping: &Mapping, end: u64) -> Result<()> {
 
 /// For who has the turn. If it fails, and the file is not longer than before, it is due.
 pub(super) fn set_source_len(mapping: &Mapping, len_bytes: u64) -> Result<()> {
+    mapping.before_own_writes();
     let set = mapping.backing.set_len(len_bytes);
+    mapping.after_own_writes();
     if set.is_ok() || len_bytes <= mapping.len_bytes() {
         mapping.written.length_set(len_bytes, set.is_err());
     }
@@ -152,21 +151,6 @@ pub(super) fn settle_length_due(mapping: &Mapping) -> Result<()> {
     let _turn = mapping.written.turn();
     let due = mapping.written.length_due();
     due.map_or(Ok(()), |len_bytes| set_source_len(mapping, len_bytes))
-}
-
-pub(super) fn contents(mapping: &Mapping) -> Option<Contents> {
-    mapping.backing.contents().ok().flatten()
-}
-
-/// For who has the turn, which who renews what is known of a file that is written to has, too. If
-/// the file had the contents of its cached pages `before`, what it has now was written here.
-pub(super) fn keep_contents(mapping: &Mapping, before: Option<&Contents>) {
-    let under = mapping.read_under();
-    if let (Some(under), Some(before), Some(now)) = (under, before, contents(mapping))
-        && under.is(before)
-    {
-        mapping.set_read_under(under.followed_by(now));
-    }
 }
 
 /// Before a write. If much of the budget has bytes that are not durable, a thread syncs; if too

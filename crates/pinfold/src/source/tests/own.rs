@@ -80,7 +80,7 @@ fn each_of_many_writes_at_once_is_itself() {
         assert_eq!(backing.stats().write.calls, READS as u64);
         for page in pages {
             let read = Lent::filled(PAGE, 0xaa);
-            backing.read(page * PAGE as u64, &mut [read.extent()]).unwrap();
+            backing.read(page * PAGE as u64, &[read.extent()]).unwrap();
             assert!(read.bytes().iter().all(|&byte| byte == page as u8), "page {page}");
         }
     });

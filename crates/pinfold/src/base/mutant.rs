@@ -391,6 +391,10 @@ mutants! {
     BorrowByCount,
     /// What is changed in a dirty folio is not written, if it lies elsewhere.
     ChangeUnnoted,
+    /// The end of a sync wakes nobody to begin the next.
+    NextTurnUnwoken,
+    /// Of those whom a sync will do, one is woken.
+    OneSharesTurn,
     /// A folio that was changed is not marked.
     DirtUnmarked,
     /// What is changed while it is written is not dirty.

@@ -3,7 +3,8 @@
 //!
 //! One thread at a time has the file's *turn*: to give bytes to the source and sync it, or to cut
 //! it. Turns are numbered as they begin. A thread that waits for the turn to sync leaves without it
-//! when a sync has succeeded in a turn that began after it came.
+//! when a sync has succeeded in a turn that began after it came. The end of a turn wakes all whom it
+//! may do, who came before it began, and of the others one, to begin the next.
 
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(crate) struct WriteState {
 #[derive(Debug, Default)]
 struct SyncTurns {
     taken: bool,
+    /// Threads wait to sync that came since the last turn began.
+    more: bool,
     /// The last one that has begun.
     begun: u64,
     /// The last in which a sync has succeeded, and the last in which one of metadata has.
@@ -60,7 +63,10 @@ enum SourceLength {
 
 /// The turn, given up on drop.
 #[derive(Debug)]
-pub(crate) struct SyncTurn<'a>(&'a WriteState);
+pub(crate) struct SyncTurn<'a> {
+    state: &'a WriteState,
+    again: bool,
+}
 
 impl WriteState {
     pub(crate) fn new(source_bytes: u64) -> Self {
@@ -169,14 +175,15 @@ impl WriteState {
             if !goes_on(turns.begun) {
                 return None;
             }
-            turns = self.ended.wait_timeout(turns, nap);
+            let begun = turns.begun;
+            turns = self.after(begun + 1).wait_timeout(turns, nap);
         }
         Some(self.begin(&mut turns))
     }
 
     /// For who has been told by the thread that has [left](SyncTurn::leave) the turn to it.
     pub(crate) fn turn_left(&self) -> SyncTurn<'_> {
-        SyncTurn(self)
+        SyncTurn { state: self, again: false }
     }
 
     /// Waits for the turn, or until another thread's sync will do (`None`).
@@ -191,6 +198,7 @@ impl WriteState {
             if !turns.taken {
                 return Some(self.begin(&mut turns));
             }
+            turns.more |= came >= turns.begun;
             // The turn that has begun will do, or the next.
             let will_do = turns.begun.max(came + 1);
             turns = self.after(will_do).wait(turns);
@@ -204,8 +212,9 @@ impl WriteState {
 
     fn begin(&self, turns: &mut SyncTurns) -> SyncTurn<'_> {
         turns.taken = true;
+        turns.more = false;
         turns.begun += 1;
-        SyncTurn(self)
+        SyncTurn { state: self, again: false }
     }
 }
 
@@ -215,15 +224,23 @@ impl SyncTurn<'_> {
         std::mem::forget(self);
     }
 
+    /// If threads wait to sync that came since the turn began, it begins once more, for them, too.
+    pub(crate) fn begins_again(&mut self) -> bool {
+        let mut turns = self.state.turns.lock();
+        self.again = std::mem::take(&mut turns.more);
+        turns.begun += u64::from(self.again);
+        self.again
+    }
+
     /// Whether the source's sync has `succeeded`, and whether it had been given `all` before. After a
     /// sync that has failed nobody knows what the source has of what came since the last good one.
     pub(crate) fn ends(self, data_only: bool, succeeded: bool, all: bool) {
-        let mut turns = self.0.turns.lock();
+        let mut turns = self.state.turns.lock();
         if !succeeded {
-            self.0.source_bytes.store(turns.durable_bytes, Ordering::Relaxed); // as above
+            self.state.source_bytes.store(turns.durable_bytes, Ordering::Relaxed); // as above
             return;
         }
-        turns.durable_bytes = self.0.source_bytes();
+        turns.durable_bytes = self.state.source_bytes();
         if turns.length == SourceLength::Set {
             turns.length = SourceLength::Durable;
         }
@@ -238,11 +255,20 @@ impl SyncTurn<'_> {
 
 impl Drop for SyncTurn<'_> {
     fn drop(&mut self) {
-        let mut turns = self.0.turns.lock();
+        let mut turns = self.state.turns.lock();
         turns.taken = false;
         let number = turns.begun;
         drop(turns);
-        self.0.after(number + 1).notify_one();
-        self.0.after(number).notify_all();
+        let next = self.state.after(number + 1);
+        if self.again {
+            next.notify_all(); // who came before it began first is among them
+        } else if !mutant::on(Mutant::NextTurnUnwoken) {
+            next.notify_one();
+        }
+        if mutant::on(Mutant::OneSharesTurn) {
+            self.state.after(number).notify_one();
+        } else {
+            self.state.after(number).notify_all();
+        }
     }
 }

@@ -4,8 +4,9 @@
 //!
 //! 1. wait for the file's turn (`pages/written.rs`); if meanwhile a sync has succeeded that began
 //!    after this call, all is done: threads that sync at the same time share one;
-//! 2. give all that is dirty to the source (`out.rs`), or what is dirty of a range: then the sync
-//!    is not shared;
+//! 2. give all that is dirty to the source (`out.rs`); once more, if other threads wait to sync by
+//!    then, as one sync of the source is enough for them, too. Or give it what is dirty of a range:
+//!    then the sync is not shared;
 //! 3. the source's sync. Nothing is given to it meanwhile;
 //! 4. if that has succeeded, what is written is clean; if it has failed, all of it is dirty again.
 
@@ -66,7 +67,7 @@ fn sync_now(
     mapping: &Mapping,
     range: &Range<u64>,
     data_only: bool,
-    turn: SyncTurn<'_>,
+    mut turn: SyncTurn<'_>,
 ) -> Result<()> {
     if !mapping.backing.is_open() && !mapping.written.needs_sync() {
         return Ok(()); // its last handle has synced it
@@ -79,8 +80,12 @@ fn sync_now(
     let cut_short = if mutant::on(Mutant::RangeCutShort) { PAGE_BYTES as u64 - 1 } else { 0 };
     let pages_end = range.end.saturating_sub(cut_short).div_ceil(PAGE_BYTES as u64);
     let pages = range.start >> PAGE_SHIFT..pages_end.min(PAGES_END);
-    let written = out::write_out(core, mapping, &pages)
-        .and_then(|()| settle_length(core, mapping, range.end));
+    let is_all = *range == ALL || mutant::on(Mutant::RangeIsAll);
+    let mut written = out::write_out(core, mapping, &pages);
+    if is_all && written.is_ok() && turn.begins_again() {
+        written = out::write_out(core, mapping, &pages);
+    }
+    let written = written.and_then(|()| settle_length(core, mapping, range.end));
     if mutant::on(Mutant::HoleLate) {
         let pages = mapping.change().set_hole(0..0);
         let _ = mapping.backing.punch_hole(pages.start << PAGE_SHIFT..pages.end << PAGE_SHIFT);
@@ -98,7 +103,6 @@ fn sync_now(
     } else {
         dirt::clean(core, mapping);
     }
-    let is_all = *range == ALL || mutant::on(Mutant::RangeIsAll);
     turn.ends(data_only, synced.is_ok(), written.is_ok() && is_all);
     let is_unsaid = mutant::on(Mutant::WriteErrorUnsaid);
     let result = if is_unsaid { synced } else { written.and(synced) };

@@ -98,6 +98,8 @@ const ONE_OF_EACH: &[(&str, &str)] = &[
 
 /// Those that it cannot see, and why; the models and the index's own tests do.
 const UNSEEN: &[(&str, &str)] = &[
+    ("next-turn-unwoken", "it was not tried; the models see it"),
+    ("one-shares-turn", "it was not tried; the models see it"),
     ("change-unnoted", "it was not tried; `crash` sees it, and `write`"),
     ("change-pinned-any-count", "it was not tried; the models see it, and `write`"),
     ("pinned-wakes-nobody", "it was not tried; the models see it"),

@@ -306,6 +306,10 @@ impl Condvar {
         lock(mutex)
     }
 
+    pub(super) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
     pub(super) fn notify_all(&self) {
         self.0.notify_all();
     }

@@ -17,7 +17,7 @@ fn sync(model: &Model) {
     let (core, mapping) = (&*model.core, &*model.files[0].mapping);
     let begun = dirt::begin(core, mapping, 0..PAGES_END, (1, 1)).expect("room for a reference");
     let mut word = [0; 8];
-    for dirt::Begun { held, .. } in &begun {
+    for dirt::BegunWrite { held, .. } in &begun {
         // SAFETY: the page's first bytes, which do not change under the reference.
         unsafe { copy_still(word.as_mut_ptr(), held.address(mapping), 8) };
         model.sources[0].durable.store(super::word(&word), Ordering::Relaxed);

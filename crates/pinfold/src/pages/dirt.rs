@@ -77,7 +77,7 @@ fn make_dirty_again(core: &Core, changing: &mut Changing<'_>, folio: FolioAt) {
 
 /// A folio that is written, and where. While its bytes are on their way, its reference is kept.
 #[derive(Debug)]
-pub(crate) struct Begun<'a> {
+pub(crate) struct BegunWrite<'a> {
     pub(crate) folio: FolioAt,
     pub(crate) held: Held<'a>,
     /// When it became written.
@@ -91,8 +91,8 @@ pub(crate) fn begin<'a>(
     mapping: &Mapping,
     pages: Range<u64>,
     (most, most_pages): (usize, i64),
-) -> Result<Vec<Begun<'a>>> {
-    let mut begun: Vec<Begun<'a>> = Vec::new();
+) -> Result<Vec<BegunWrite<'a>>> {
+    let mut begun: Vec<BegunWrite<'a>> = Vec::new();
     let (mut from, mut left) = (pages.start, most_pages);
     let mut changing = mapping.change();
     // Ends: each turn begins after the last folio of the one before.
@@ -113,7 +113,7 @@ pub(crate) fn begin<'a>(
         };
         from = folio.end();
         left -= pages_of(folio);
-        begun.push(Begun { folio, held, flags });
+        begun.push(BegunWrite { folio, held, flags });
     }
     Ok(begun)
 }

@@ -15,7 +15,7 @@ use crate::base::mutant::{self, Mutant};
 use crate::error::{Cause, Error, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
 use crate::pages::core::Core;
-use crate::pages::dirt::{self, Begun};
+use crate::pages::dirt::{self, BegunWrite};
 use crate::pages::mapping::Mapping;
 use crate::source::{Extent, Transfer};
 
@@ -29,7 +29,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Bytes that are written together: of one folio, changed since it was clean.
 #[derive(Debug)]
 struct Stretch<'a> {
-    of: &'a Begun<'a>,
+    of: &'a BegunWrite<'a>,
     bytes: Range<usize>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn write_out(core: &Core, mapping: &Mapping, pages: &Range<u64>) -> R
 }
 
 /// Steps 2 and 3.
-fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
+fn write(core: &Core, mapping: &Mapping, begun: &[BegunWrite<'_>]) -> Result<()> {
     let stretches: Vec<_> = begun.iter().flat_map(whole_pages).collect();
     let mut runs: Vec<&[Stretch<'_>]> = Vec::new();
     for run in stretches.chunk_by(|one, next| one.end() == next.offset()) {
@@ -102,7 +102,7 @@ fn write(core: &Core, mapping: &Mapping, begun: &[Begun<'_>]) -> Result<()> {
 }
 
 /// What of it was changed, of the pages that the file has whole.
-fn whole_pages<'a>(of: &'a Begun<'a>) -> impl Iterator<Item = Stretch<'a>> {
+fn whole_pages<'a>(of: &'a BegunWrite<'a>) -> impl Iterator<Item = Stretch<'a>> {
     let whole = of.held.frame().file_bytes() / PAGE_BYTES * PAGE_BYTES;
     let changed = of.flags.changed_bytes(of.held.frame().order());
     let changed = changed.map(move |it| it.start..it.end.min(whole));
@@ -110,7 +110,7 @@ fn whole_pages<'a>(of: &'a Begun<'a>) -> impl Iterator<Item = Stretch<'a>> {
 }
 
 /// Of the page that the file does not have whole, if it was changed.
-fn tail<'a>(of: &'a Begun<'a>) -> Option<Stretch<'a>> {
+fn tail<'a>(of: &'a BegunWrite<'a>) -> Option<Stretch<'a>> {
     let frame = of.held.frame();
     let file_bytes = frame.file_bytes();
     let bytes = file_bytes - file_bytes % PAGE_BYTES..file_bytes;

@@ -385,6 +385,8 @@ mutants! {
 
     /// A pinned folio is changed in place while a guard shows it.
     ChangePinnedAnyCount,
+    /// The references to a pinned folio are counted before the slots are looked at.
+    CountedBeforeSlots,
     /// Who meets a folio that a writer leaves alone, as it is pinned, is not woken.
     PinnedWakesNobody,
     /// A slot may show a folio whose guards are counted.

@@ -105,11 +105,12 @@ fn write_both(model: &Model) {
     write(model, 1);
 }
 
-/// Writes a page that somebody holds.
-fn write_held(model: &Model) {
-    let held = model.files[0].get(0);
+/// Writes a page that is borrowed here.
+fn write_borrowed(model: &Model) {
+    let reader = reader(model);
+    let borrowed = model.files[0].borrow_at_once(0, &reader);
     let _ = try_write(model, 0, written(0));
-    drop(held);
+    drop(borrowed);
 }
 
 fn pin_and_hold(model: &Model) {
@@ -126,7 +127,7 @@ fn write_pinned(model: &Model) {
 }
 
 fn pinned_meanwhile() {
-    race(&one_page(), write_held, pin_and_hold);
+    race(&one_page(), write_borrowed, pin_and_hold);
 }
 
 fn pinned_and_held() {
@@ -135,6 +136,20 @@ fn pinned_and_held() {
 
 fn pinned_and_borrowed() {
     race(&one_page(), write_pinned, borrow_one);
+}
+
+/// A borrow that becomes a reference.
+fn upgrade_one(model: &Model) {
+    let reader = reader(model);
+    let Some(borrowed) = model.files[0].borrow_at_once(0, &reader) else { return };
+    let Ok(held) = borrowed.upgrade() else { return };
+    drop(borrowed);
+    let first = held.word();
+    assert_eq!(held.word(), first, "changed under the guard");
+}
+
+fn pinned_and_upgraded() {
+    race(&one_page(), write_pinned, upgrade_one);
 }
 
 fn borrowed() {
@@ -175,7 +190,7 @@ fn bytes_do_not_change_under_a_borrow() {
 
 #[test]
 fn who_meets_a_pinned_folio_that_a_writer_leaves_alone_goes_on() {
-    holds_and_catches_within(3, pinned_meanwhile, &[(Mutant::PinnedWakesNobody, "deadlock")]);
+    holds_and_catches(pinned_meanwhile, &[(Mutant::PinnedWakesNobody, "deadlock")]);
 }
 
 #[test]
@@ -188,6 +203,7 @@ fn bytes_do_not_change_under_a_reference() {
 fn bytes_of_a_pinned_folio_change_under_pins_alone() {
     holds_and_catches(pinned_and_held, &[(Mutant::ChangePinnedAnyCount, RACE)]);
     holds_and_catches(pinned_and_borrowed, &[(Mutant::NoScan, RACE)]);
+    holds_and_catches_within(3, pinned_and_upgraded, &[(Mutant::CountedBeforeSlots, RACE)]);
 }
 
 /// The first page is written before the second. If both guards are current, they do not show the

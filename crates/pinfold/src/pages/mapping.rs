@@ -205,17 +205,25 @@ impl Mapping {
         }
     }
 
+    /// In a turn, when the source has synced: some file systems change times only then.
+    pub(crate) fn after_sync(&self) {
+        if self.read_under().is_some_and(|under| under.was_written()) {
+            self.after_own_writes();
+        }
+    }
+
     /// In a turn: whether all that was changed since the cached pages were read was written here, as
     /// far as the times tell. Then the file has the contents that it has now.
     pub(crate) fn tell_own_writes(&self) {
         let Some(under) = self.read_under().filter(|it| !it.by_others) else { return };
-        let Ok(Some(now)) = self.backing.contents() else { return };
-        let is_own = under.written.map_or(under.is(&now), |time| now.were_there(time));
-        self.set_read_under(match under.written {
-            Some(_) if is_own => {
-                ReadUnder { contents: now, settled: false, written: None, ..under }
+        let now = self.backing.contents().ok().flatten();
+        let by_others = || ReadUnder { by_others: true, ..under };
+        self.set_read_under(match (now, under.written) {
+            (Some(now), Some(time)) if now.were_there(time) => {
+                ReadUnder { settled: false, ..ReadUnder::now(now) }
             }
-            _ => ReadUnder { by_others: !is_own, written: None, ..under },
+            (Some(now), None) if under.is(&now) => under,
+            _ => by_others(),
         });
     }
 

@@ -22,6 +22,7 @@ use crate::source::{Extent, Transfer};
 /// Under way at once.
 const FOLIOS_AT_ONCE: usize = 512;
 const PAGES_AT_ONCE: i64 = 4096;
+const WRITES_AT_ONCE: usize = 64;
 /// Of one write.
 const STRETCHES_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
@@ -81,12 +82,14 @@ fn write(core: &Core, mapping: &Mapping, begun: &[BegunWrite<'_>]) -> Result<()>
             rest = &rest[most..];
         }
     }
-    let extents = runs.iter().map(|run| run.iter().map(|it| it.extent(core)).collect());
-    let offsets = runs.iter().map(|run| run[0].offset());
-    let writes: Vec<Transfer<'_>> = offsets.zip(extents).collect();
     let mut first_error = None;
-    for (run, written) in runs.into_iter().zip(mapping.backing.write_all(writes)) {
-        finish(core, mapping, run, written, &mut first_error);
+    for runs in runs.chunks(WRITES_AT_ONCE) {
+        let extents = runs.iter().map(|run| run.iter().map(|it| it.extent(core)).collect());
+        let offsets = runs.iter().map(|run| run[0].offset());
+        let writes: Vec<Transfer<'_>> = offsets.zip(extents).collect();
+        for (run, written) in runs.iter().zip(mapping.backing.write_all(writes)) {
+            finish(core, mapping, run, written, &mut first_error);
+        }
     }
     // All were taken at one moment: so only the last one that the file has may end in a page.
     let last = begun.iter().rfind(|it| it.held.frame().file_bytes() > 0);

@@ -20,7 +20,7 @@ use crate::base::sync::Ordering;
 use crate::base::threads;
 use crate::error::{Cause, Result};
 use crate::frames::{PAGE_BYTES, PAGE_SHIFT};
-use crate::index::{Mark, PAGES_END};
+use crate::index::PAGES_END;
 use crate::pages::core::Core;
 use crate::pages::dirt;
 use crate::pages::freeze;
@@ -81,11 +81,14 @@ fn sync_now(
     let pages_end = range.end.saturating_sub(cut_short).div_ceil(PAGE_BYTES as u64);
     let pages = range.start >> PAGE_SHIFT..pages_end.min(PAGES_END);
     let is_all = *range == ALL || mutant::on(Mutant::RangeIsAll);
+    // What is dirty from here on may not be given.
+    let mut end = range.end.min(mapping.len_bytes());
     let mut written = out::write_out(core, mapping, &pages);
     if is_all && written.is_ok() && turn.begins_again() {
+        end = mapping.len_bytes();
         written = out::write_out(core, mapping, &pages);
     }
-    let written = written.and_then(|()| settle_length(core, mapping, range.end));
+    let written = written.and_then(|()| settle_length(mapping, end));
     if mutant::on(Mutant::HoleLate) {
         let pages = mapping.change().set_hole(0..0);
         let _ = mapping.backing.punch_hole(pages.start << PAGE_SHIFT..pages.end << PAGE_SHIFT);
@@ -95,6 +98,7 @@ fn sync_now(
     }
     // Steps 3 and 4. After an error, too: the rest becomes durable, and may leave memory.
     let synced = early.unwrap_or_else(|| mapping.backing.sync(data_only));
+    mapping.after_sync();
     let path = || mapping.path.clone();
     let synced =
         synced.map_err(|cause| Cause::Sync { path: path(), cause: Arc::new(cause) }.into());
@@ -114,23 +118,15 @@ fn sync_now(
     result
 }
 
-/// The end of step 2, for a length that no write brings: one that the source has failed to set, or
-/// that of a write past the end that has failed when the length was there.
-/// The source is to have the bytes before byte `end` that the file has, and a length that it had.
-fn settle_length(core: &Core, mapping: &Mapping, end: u64) -> Result<()> {
+/// The end of step 2: the source is to have `end` bytes, or a length that the file had since. Mostly
+/// what was written has brought that; but not if the source had failed to set a length, or a write
+/// past the end had failed when the length was there, or one beyond `end` waits for another sync.
+fn settle_length(mapping: &Mapping, end: u64) -> Result<()> {
     let written = &mapping.written;
-    let (source_bytes, len_bytes) = (written.source_bytes(), mapping.len_bytes());
-    let end = end.min(len_bytes);
-    let is_behind = || {
-        let mut changing = mapping.change();
-        let rest = source_bytes >> PAGE_SHIFT..end.div_ceil(PAGE_BYTES as u64);
-        changing.writer(&core.nodes).next_marked(rest, Mark::Dirty).is_none()
-    };
-    match written.length_due() {
-        Some(_) => set_source_len(mapping, len_bytes),
-        None if source_bytes < end && is_behind() => set_source_len(mapping, len_bytes),
-        None => Ok(()),
+    if written.length_due().is_some() || written.source_bytes() < end {
+        return set_source_len(mapping, mapping.len_bytes());
     }
+    Ok(())
 }
 
 /// For who has the turn. If it fails, and the file is not longer than before, it is due.

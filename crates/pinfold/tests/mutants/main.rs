@@ -100,6 +100,7 @@ const ONE_OF_EACH: &[(&str, &str)] = &[
 const UNSEEN: &[(&str, &str)] = &[
     ("next-turn-unwoken", "it was not tried; the models see it"),
     ("one-shares-turn", "it was not tried; the models see it"),
+    ("counted-before-slots", "it was not tried; the models see it"),
     ("change-unnoted", "it was not tried; `crash` sees it, and `write`"),
     ("change-pinned-any-count", "it was not tried; the models see it, and `write`"),
     ("pinned-wakes-nobody", "it was not tried; the models see it"),

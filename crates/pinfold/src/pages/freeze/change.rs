@@ -76,6 +76,12 @@ pub(crate) fn change(
             frame.count.thaw(1);
             AfterChange::default()
         }
+        // As far as a look tells, before others meet an odd version.
+        Err(InUse::Pinned)
+            if frame.count.word().refs() > 1 && !mutant::on(Mutant::ChangePinnedAnyCount) =>
+        {
+            return Err(Obstacle::Pinned(Woken::default()));
+        }
         Err(InUse::Pinned) => {
             let by_count = frame.is_by_count();
             frame.change_begin();
@@ -172,9 +178,15 @@ fn users_of_odd(frame: &Frame) -> CountWord {
 
 /// Of a folio whose version was just made odd; before, slots showed it unless it was `by_count`.
 fn is_used_by_pins_alone(core: &Core, head: FrameNumber, by_count: bool) -> bool {
-    let refs = users_of_odd(core.frames.frame(head)).refs();
-    let alone = refs == 1 || mutant::on(Mutant::ChangePinnedAnyCount);
-    alone && (by_count || !users::announced(core, &[head]).has(0))
+    let frame = core.frames.frame(head);
+    let is_shown = || !by_count && users::announced(core, &[head]).has(0);
+    let is_counted = || users_of_odd(frame).refs() > 1 && !mutant::on(Mutant::ChangePinnedAnyCount);
+    if mutant::on(Mutant::CountedBeforeSlots) {
+        return !is_counted() && !is_shown();
+    }
+    // A borrow that becomes a reference takes that before it clears its slot, and does not look at
+    // the version. So the slots come first: who finds one cleared finds the reference.
+    !is_shown() && !is_counted()
 }
 
 /// Steps 2 to 4 with a copy.

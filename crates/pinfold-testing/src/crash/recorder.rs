@@ -107,18 +107,34 @@ impl Recorder {
         self.state.lock().unwrap().healed = true;
     }
 
-    /// What was recorded. Writes between two other steps were under way at once: they are in the
-    /// order of the file, so that each run of a seed has the same prefixes.
+    /// What was recorded. Writes between two other steps, of which none writes again what one before
+    /// it has, may have been under way at once: they are in the order of the file, so that each run of
+    /// a seed has the same prefixes.
     pub(super) fn steps(&self) -> Vec<Recorded> {
         let mut steps = self.state.lock().unwrap().steps.clone();
-        let offset = |it: &Recorded| match it.step {
-            DiskStep::Write { offset, .. } => Some(offset),
+        let range = |it: &Recorded| match it.step {
+            DiskStep::Write { offset, bytes, .. } => Some(offset..offset + bytes),
             _ => None,
         };
-        for run in steps.chunk_by_mut(|one, next| offset(one).is_some() && offset(next).is_some()) {
-            let times: Vec<u64> = run.iter().map(|it| it.at).collect();
-            run.sort_by_key(offset);
-            run.iter_mut().zip(times).for_each(|(it, at)| it.at = at);
+        let mut rest = &mut steps[..];
+        // Ends: each turn takes a step.
+        while !rest.is_empty() {
+            let mut written: Vec<Range<usize>> = Vec::new();
+            for write in rest.iter().map_while(range) {
+                let again = |it: &Range<usize>| it.start < write.end && write.start < it.end;
+                if written.iter().any(again) {
+                    break;
+                }
+                written.push(write);
+            }
+            let (run, behind) = rest.split_at_mut(written.len().max(1));
+            // A later one may have what was changed while an earlier one was under way.
+            let last = run[run.len() - 1].at;
+            run.sort_by_key(|it| range(it).map(|it| it.start));
+            for it in &mut *run {
+                it.at = last;
+            }
+            rest = behind;
         }
         steps
     }

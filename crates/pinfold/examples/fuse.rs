@@ -151,7 +151,7 @@ impl Signals {
         // SAFETY: both outlive the call.
         unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
         if let Err(why) = unmounter.unmount() {
-            eprintln!("cannot unmount: {why}");
+            eprintln!("cannot unmount: {why}; it ends when it is unmounted");
         }
     }
 }
@@ -173,16 +173,13 @@ impl From<pinfold::Error> for Failed {
         // What the system has said, such as that the disk is full.
         let said = std::error::Error::source(&error);
         let said = said.and_then(|why| why.downcast_ref::<std::io::Error>()?.raw_os_error());
-        let errno = said.map_or(Errno::EIO, Errno::from_i32);
+        eprintln!("{error}");
         Failed(match error.kind() {
             ErrorKind::NoMemory => Errno::ENOMEM,
             ErrorKind::Unsupported => Errno::EFBIG,
             ErrorKind::Busy => Errno::EBUSY,
             ErrorKind::Invalid => Errno::EINVAL,
-            _ => {
-                eprintln!("{error}");
-                errno
-            }
+            _ => said.map_or(Errno::EIO, Errno::from_i32),
         })
     }
 }

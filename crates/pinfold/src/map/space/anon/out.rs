@@ -3,10 +3,10 @@
 //!
 //! # A page-out, step by step
 //!
-//! 1. take slots, adjacent ones if there are;
-//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
-//!    states (`mapped/swap/pages.rs`) become `Writing`, and then they are protected against stores:
-//!    one call for adjacent pages;
+//! 1. under the `change` mutex: take slots, adjacent ones if there are, for the pages that are
+//!    dirty, in memory, and used by nobody;
+//! 2. their states (`mapped/swap/pages.rs`) become `Writing`, and then they are protected against
+//!    stores: one call for adjacent pages;
 //! 3. without it, copy them (`proc.rs`), and write the copies, unless they are all zeros, which a
 //!    page that was never stored to is, too: adjacent slots by one write;
 //! 4. under the mutex: the pages that were not stored to meanwhile are clean; the slots of the
@@ -91,8 +91,6 @@ impl Area {
         // While it rests, what is all zeros leaves all the same.
         let open = swap.filter(|swap| now || !swap.rests());
         self.writes.lock().under_way += 1;
-        let slots = open.map(|swap| swap.slots().take(pages.len() as u32)).unwrap_or_default();
-        let mut slots = slots.into_iter().flatten().map(Slot);
         let mut changing = mapping.change();
         let unused = |page: &u64| {
             let Some(head) = changing.head(*page) else { return false };
@@ -111,7 +109,10 @@ impl Area {
         // What is not there cannot be read.
         let gone = self.miss_absent(core, &mut changing, &mut dirty);
         let states = changing.own().expect("own memory has states");
-        let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
+        // Under the mutex: else whoever closes the area would find slots in use for pages of it.
+        let slots = open.map(|swap| swap.slots().take(dirty.len() as u32)).unwrap_or_default();
+        let slots = slots.into_iter().flatten().map(Slot);
+        let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(slots).collect();
         let without_slots = &dirty[with_slots.len()..];
         // What is all zeros needs none; that it looks so is a hint.
         let loaded = self.load(without_slots, &mut buffer);
@@ -130,7 +131,6 @@ impl Area {
         let begun = pages::begin(states, with_slots.into_iter(), protect);
         drop(changing);
         freeze::let_go(core, &gone);
-        core.give_slots(slots.map(|slot| Unused(Some(slot))));
         let written = self.write(core, &begun, &mut buffer);
         let mut changing = mapping.change();
         let states = changing.own().expect("own memory has states");

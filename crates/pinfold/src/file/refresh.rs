@@ -161,7 +161,7 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         let dropped = if all { freeze::drop_clean(core, mapping, 0..PAGES_END) } else { 0 };
         return Ok((Changed::No, dropped));
     };
-    if mapping.read_under().is_some_and(|under| under.was_written()) {
+    if mapping.read_under().is_some_and(|under| under.was_written_here()) {
         mapping.tell_own_writes();
     }
     let mut resizing = mapping.resizing.lock();

@@ -87,16 +87,23 @@ pub(crate) struct ReadUnder {
     settled: bool,
     /// Appended to, as far as is known.
     grown: bool,
-    /// When bytes were written here for the last time since; unless others have written, too.
-    written: Option<Time>,
-    by_others: bool,
+    written: WrittenSince,
+}
+
+/// By whom a file was written to since, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WrittenSince {
+    Nobody,
+    /// By this cache alone, for the last time then.
+    Here(Time),
+    Others,
 }
 
 impl ReadUnder {
     /// The file has had these contents just now.
     pub(crate) fn now(contents: Contents) -> Self {
         let settled = contents.are_settled();
-        ReadUnder { contents, settled, grown: false, written: None, by_others: false }
+        ReadUnder { contents, settled, grown: false, written: WrittenSince::Nobody }
     }
 
     pub(crate) fn as_grown(self) -> Self {
@@ -107,9 +114,8 @@ impl ReadUnder {
         self.grown
     }
 
-    /// Here.
-    pub(crate) fn was_written(&self) -> bool {
-        self.written.is_some()
+    pub(crate) fn was_written_here(&self) -> bool {
+        matches!(self.written, WrittenSince::Here(_))
     }
 
     pub(crate) fn is(&self, contents: &Contents) -> bool {
@@ -190,8 +196,12 @@ impl Mapping {
     /// In a turn, before the source is changed. To ask for times is expensive: Linux then gives the
     /// next write a time of its own, which goes to the journal. So not again in a row of writes.
     pub(crate) fn before_own_writes(&self) {
-        let just_now = |it: ReadUnder| it.written.is_some_and(was_just_now);
-        if !self.read_under().is_none_or(just_now) {
+        let is_due = |it: ReadUnder| match it.written {
+            WrittenSince::Nobody => true,
+            WrittenSince::Here(time) => !was_just_now(time),
+            WrittenSince::Others => false,
+        };
+        if self.read_under().is_some_and(is_due) {
             self.tell_own_writes();
         }
     }
@@ -199,15 +209,15 @@ impl Mapping {
     /// In a turn, when the source was changed.
     pub(crate) fn after_own_writes(&self) {
         if let Some(under) = &mut *self.read_under.lock()
-            && !under.by_others
+            && under.written != WrittenSince::Others
         {
-            under.written = Some(realtime());
+            under.written = WrittenSince::Here(realtime());
         }
     }
 
     /// In a turn, when the source has synced: some file systems change times only then.
     pub(crate) fn after_sync(&self) {
-        if self.read_under().is_some_and(|under| under.was_written()) {
+        if self.read_under().is_some_and(|under| under.was_written_here()) {
             self.after_own_writes();
         }
     }
@@ -215,15 +225,14 @@ impl Mapping {
     /// In a turn: whether all that was changed since the cached pages were read was written here, as
     /// far as the times tell. Then the file has the contents that it has now.
     pub(crate) fn tell_own_writes(&self) {
-        let Some(under) = self.read_under().filter(|it| !it.by_others) else { return };
+        let Some(under) = self.read_under() else { return };
         let now = self.backing.contents().ok().flatten();
-        let by_others = || ReadUnder { by_others: true, ..under };
-        self.set_read_under(match (now, under.written) {
-            (Some(now), Some(time)) if now.were_there(time) => {
+        self.set_read_under(match (under.written, now) {
+            (WrittenSince::Nobody, Some(now)) if under.is(&now) => return,
+            (WrittenSince::Here(time), Some(now)) if now.were_there(time) => {
                 ReadUnder { settled: false, ..ReadUnder::now(now) }
             }
-            (Some(now), None) if under.is(&now) => under,
-            _ => by_others(),
+            _ => ReadUnder { written: WrittenSince::Others, ..under },
         });
     }
 

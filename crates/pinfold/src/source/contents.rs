@@ -24,7 +24,7 @@ pub(crate) fn realtime() -> Time {
     (now.tv_sec, now.tv_nsec)
 }
 
-/// Less than half a grain ago.
+/// Less than half of [`GRAIN_NS`] ago.
 pub(crate) fn was_just_now(time: Time) -> bool {
     let age = in_ns(realtime()) - in_ns(time);
     (0..GRAIN_NS / 2).contains(&age)

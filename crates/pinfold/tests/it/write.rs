@@ -1004,57 +1004,20 @@ fn a_sync_of_a_range_writes_nothing_else() {
     assert!((0..64).all(|page| in_source(page) == if page % 2 == 0 { 1 } else { 7 }));
 }
 
-/// A source that does something else at its first write.
-struct Hooked {
-    inner: Memory,
-    hook: std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
-
-impl std::fmt::Debug for Hooked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hooked")
-    }
-}
-
-impl Source for Hooked {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.inner.read_at(offset, buf)
-    }
-    fn is_writable(&self) -> bool {
-        true
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        let hook = self.hook.lock().unwrap().take();
-        if let Some(hook) = hook {
-            hook();
-        }
-        self.inner.write_at(offset, buf)
-    }
-    fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.inner.set_len(bytes)
-    }
-    fn sync(&self, _: bool) -> io::Result<()> {
-        Ok(())
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "hooked".into()
-    }
-}
-
 #[test]
 fn a_sync_of_a_range_brings_its_length_whoever_writes_meanwhile() {
+    let source = Waits::new(0);
     let cache = Cache::new(Options::new(4 << 20)).unwrap();
-    let source = Arc::new(Hooked { inner: Memory::default(), hook: None.into() });
-    let file = cache.attach("hooked", source.clone()).unwrap();
+    let file = cache.attach("waits", source.clone()).unwrap();
     file.write_at(&[1], 25 * PAGE).unwrap();
     file.write_at(&[1], 0).unwrap();
-    let writes = file.clone();
-    let hook = move || writes.write_at(&[2], 10 * PAGE).unwrap();
-    *source.hook.lock().unwrap() = Some(Box::new(hook));
-    file.sync_range(..16 * PAGE).unwrap();
+    source.write.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| file.sync_range(..16 * PAGE).unwrap());
+        source.entered.wait();
+        file.write_at(&[2], 10 * PAGE).unwrap();
+        source.leaves.wait();
+    });
     assert!(source.len_bytes().unwrap() >= 16 * PAGE);
 }
 

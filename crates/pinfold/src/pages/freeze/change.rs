@@ -14,7 +14,7 @@
 //!
 //! A pinned folio stays where it is, and cannot be frozen:
 //! 1. make its version odd; if anybody but pins uses it, make it even, and give up;
-//! 2. from 2 on as a frozen one, but that its count stays as it is.
+//! 2. go on as with a frozen one, from 2 on; there is no count to thaw.
 //!
 //! The caller wakes those who met an odd version of a folio that was not frozen, and lets go of the
 //! old folio, when it has released the mutex.
@@ -76,29 +76,22 @@ pub(crate) fn change(
             frame.count.thaw(1);
             AfterChange::default()
         }
-        // As far as a look tells, before others meet an odd version.
-        Err(InUse::Pinned)
-            if frame.count.word().refs() > 1 && !mutant::on(Mutant::ChangePinnedAnyCount) =>
-        {
-            return Err(Obstacle::Pinned(Woken::default()));
-        }
         Err(InUse::Pinned) => {
-            let by_count = frame.is_by_count();
-            frame.change_begin();
-            let alone = is_used_by_pins_alone(core, folio.frame, by_count);
-            if alone {
-                change_in_place(core, changing, folio, length, store);
-            } else {
-                frame.change_end();
-            }
-            if !alone && mutant::on(Mutant::PinnedWakesNobody) {
+            // As far as a look tells: then nobody meets an odd version.
+            let is_counted = frame.count.word().refs() > 1;
+            if is_counted && !mutant::on(Mutant::ChangePinnedAnyCount) {
                 return Err(Obstacle::Pinned(Woken::default()));
             }
-            let woken = core.waiters.wake_later(folio.frame.0);
-            if !alone {
-                return Err(Obstacle::Pinned(woken));
+            let by_count = frame.is_by_count();
+            frame.change_begin();
+            if !is_used_by_pins_alone(core, folio.frame, by_count) {
+                frame.change_end();
+                let wakes = !mutant::on(Mutant::PinnedWakesNobody);
+                let woken = wakes.then(|| core.waiters.wake_later(folio.frame.0));
+                return Err(Obstacle::Pinned(woken.unwrap_or_default()));
             }
-            AfterChange { old: None, woken }
+            change_in_place(core, changing, folio, length, store);
+            AfterChange { old: None, woken: core.waiters.wake_later(folio.frame.0) }
         }
         Err(_) => {
             let fits = |new: &mut FrameNumber| core.frames.frame(*new).order() == frame.order();
